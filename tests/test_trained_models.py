@@ -16,9 +16,8 @@ from probing.cli.options import ProbeOptions
 from probing.models import resolve_model
 from probing.studies.claims.claim import KINDS_OF_MODELS, kinds_of
 from probing.text import from_sentences
-from synthetic import LIGHTNING_WARNINGS
 
-pytestmark = [pytest.mark.base, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.base
 
 # Reactions of textbooks, each with what it is called.
 TEXTBOOK = {

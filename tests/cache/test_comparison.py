@@ -30,10 +30,9 @@ from probing.models.loading import ModelObject
 from probing.statistics.chance import permute_within_sentences
 from probing.text import Corpus, from_sentences
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, make_tokens, sides
+from synthetic import make_tokens, sides
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 
 CPU = {"accelerator": "cpu"}
 # Families with products of float32 in the midst of others, which torch refuses.

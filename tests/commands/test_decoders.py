@@ -19,8 +19,6 @@ from probing.cli.commandline import run
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.geometry import geometry
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 NO_WANDB = WandbOptions("disabled")
 DECODERS = ("gpt2", "gpt_neox", "llama", "xlnet")
 # Llama's first token is the special one that its tokenizer adds; the first token of the others is a word.

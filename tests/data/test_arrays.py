@@ -270,7 +270,6 @@ NAMED = {LATE: FIRST, EARLY: SECOND}  # the order is the one that is given, and 
 FAST: dict[str, Any] = {"replicates": 0, "evidence": "none"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_named_layer_is_a_number_that_is_shown_by_its_name() -> None:
     layer = NamedLayer(3, "block")
     assert (layer, f"{layer}", str(layer), f"{layer:02d}", layer + 1) == (3, "block", "block", "03", 4)
@@ -280,7 +279,6 @@ def test_a_named_layer_is_a_number_that_is_shown_by_its_name() -> None:
         assert (again, str(again)) == (3, "block")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("y", [Y, Y + GENERATOR.standard_normal(600)], ids=["classes", "numbers"])
 def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +305,6 @@ def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsy
     assert {(row["layer"], row["layer_name"]) for row in rows} == {(1, EARLY)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_axis_of_layers_has_the_names() -> None:
     axes = Figure().subplots()
     name_layers(axes, [NamedLayer(1, EARLY), NamedLayer(0, LATE)])
@@ -315,7 +312,6 @@ def test_the_axis_of_layers_has_the_names() -> None:
     assert axes.get_xlabel() == "layer"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_other_arrays_are_predicted_by_their_names_in_any_order() -> None:
     run = probe(NAMED, Y, quiet=True, **FAST)
     both = run.predict({EARLY: SECOND[:5], LATE: FIRST[:5]})
@@ -331,7 +327,6 @@ def test_other_arrays_are_predicted_by_their_names_in_any_order() -> None:
         run.explain(NAMED, layer="other")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -349,20 +344,17 @@ def test_mixed_and_ambiguous_keys_are_refused(keys: tuple[Any, ...], words: str)
         probe(dict.fromkeys(keys, FIRST), Y, quiet=True, **FAST)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_array_is_named_as_it_was_given() -> None:
     with pytest.raises(UserError, match=r"`X\['b'\]` has shape \(600, 5\) and another layer has \(600, 6\)"):
         probe({"a": FIRST, "b": FIRST[:, :5]}, Y, quiet=True, **FAST)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_lightning_classes_number_named_layers() -> None:
     data = ActivationDataModule.from_arrays(NAMED, Y)
     assert [type(layer) for layer in data.layers] == [int, int]
     assert LinearProbe(data.d_model, data.classes, data.layers).layers == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tables_have_no_names_where_none_were_given(tmp_path: Path) -> None:
     probe({2: FIRST, 5: SECOND}, Y, runs=tmp_path, name="n", quiet=True, **FAST)
     assert all(

@@ -31,10 +31,10 @@ from probing.tables.conclusions import side_of
 from probing.tables.schema import NEURONS, WITHIN_COVARIATE
 from probing.text import Corpus, Split, from_words
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 NO_WANDB = WandbOptions(mode="disabled")
 LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()

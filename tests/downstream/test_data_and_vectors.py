@@ -467,7 +467,6 @@ def close(found: torch.Tensor, expected: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[torch.Tensor]) -> None:
     close(sentence_vectors(store, 2, "mean"), [states[2, 1:-1].mean(0) for states in expected])
     close(sentence_vectors(store, 2, "mean_special"), [states[2].mean(0) for states in expected])
@@ -476,7 +475,6 @@ def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[tor
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_words_are_the_means_of_their_pieces(
     store: ActivationStore, expected: list[torch.Tensor], words: list[list[str]]
 ) -> None:
@@ -496,7 +494,6 @@ def test_words_are_the_means_of_their_pieces(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> None:
     from probing.text.tokens import tokenize
 
@@ -508,7 +505,6 @@ def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> No
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_first_token_is_special_or_not() -> None:
     lengths, ids = np.array([2, 2], dtype=np.int32), np.arange(4, dtype=np.int32)
     assert has_first_special(Tokens(lengths, ids, np.array([-1, 0, -1, 0], dtype=np.int16)))
@@ -516,7 +512,6 @@ def test_a_first_token_is_special_or_not() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     a, b = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose(cosines(a, b), torch.cosine_similarity(a, b).numpy(), rtol=1e-5)
@@ -527,7 +522,6 @@ def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
     first = torch.ones(3, 4)
@@ -537,7 +531,6 @@ def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_vectors_of_any_size_have_cosines() -> None:
     first, second = torch.eye(3)[:2], torch.eye(3)[[0, 2]]
     for size in (1e38, 1e-38, 1e-44):

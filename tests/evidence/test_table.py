@@ -31,10 +31,10 @@ from probing.tables.conclusions import conclusion
 from probing.tables.schema import POSITIONS
 from probing.text import Split, assign_splits
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of, read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 N_NOISE = 20

@@ -29,7 +29,6 @@ from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
 from probing.text import Corpus, from_sentences
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
 
 CPU = {"accelerator": "cpu"}
 CAUSAL = ("openai-gpt", "gpt2", "gpt_neox", "llama")
@@ -98,7 +97,6 @@ PLAIN = Measure.of_blocks("plain", sums_of)
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_sums_are_those_of_a_loop_over_single_sentences(
@@ -116,7 +114,6 @@ def test_sums_are_those_of_a_loop_over_single_sentences(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_batches_and_shards_change_nothing(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +152,6 @@ class Rollout:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_totals(
     request_for: Callable[..., Request], tmp_path: Path
@@ -201,7 +197,6 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
@@ -220,7 +215,6 @@ def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
     request_for: Callable[..., Request], tmp_path: Path
@@ -239,7 +233,6 @@ def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_model_without_attention_is_refused_and_leaves_nothing(
     tmp_path: Path, tiny_model: Callable[..., Path], request_for: Callable[..., Request]
@@ -258,7 +251,6 @@ def test_a_model_without_attention_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Request], tmp_path: Path) -> None:
     bad = Measure.of_blocks("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
@@ -267,7 +259,6 @@ def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Reque
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_the_stored_sums_are_an_entry_of_the_cache(
     request_for: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -283,7 +274,6 @@ def test_the_stored_sums_are_an_entry_of_the_cache(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
 def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str) -> None:
     source = resolve_model(str(checkpoints[family]))

@@ -48,7 +48,6 @@ from probing.tables.figures import GREY, write_drawings
 from probing.text import Corpus, from_pairs, from_sentences
 from rendering import rendered
 from small_data import batch_of, random_maps, tokens_of_words, treebank
-from synthetic import LIGHTNING_WARNINGS
 
 
 def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> HeadSurvey:
@@ -56,7 +55,6 @@ def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> HeadSurvey:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
     checkpoints: dict[str, Path], tmp_path: Path, family: str
@@ -90,7 +88,6 @@ def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
     v, d = torch.zeros(10, 2, 3), torch.zeros(10, 2, 3)
     v[:6, 1, 0] = 0.9  # vertical in six sentences, heterogeneous in the others
@@ -108,7 +105,6 @@ def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sentences_are_added_while_they_have_something_new() -> None:
     has = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool)
     assert cover(has, []) == [1, 3]
@@ -118,7 +114,6 @@ def test_sentences_are_added_while_they_have_something_new() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     short = [text for text in sentences if 5 <= len(text.split()) <= 8][:3]
     corpus = from_sentences("plain", [" ".join(sentences[:5]), *short])
@@ -132,14 +127,12 @@ def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], senten
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_corpus_without_a_short_sentence_has_no_examples(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     corpus = from_sentences("long", [" ".join(sentences[i : i + 5]) for i in range(0, 20, 5)])
     assert examples_of(subject_of(checkpoints["bert"], corpus, [1]), {}) is None
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_malformed_arcs_are_left_out(checkpoints: dict[str, Path]) -> None:
     corpus = treebank(8, longest=5)
     heads = tuple(("99", *of[1:]) for of in corpus.columns["head"])
@@ -251,7 +244,6 @@ def values_of(weights: np.ndarray, segments: list[int | None], causal: bool) -> 
     return above(found[0], expected[0]), above(found[1], expected[1]), above(found[2], expected[2])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_are_those_of_a_loop_over_single_pairs(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -290,7 +282,6 @@ def test_values_are_those_of_a_loop_over_single_pairs(
     assert sorted(alone.all_by_sentence()) == ["d", "v"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_pair_alone_has_the_numbers_that_it_has_in_a_batch(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -306,7 +297,6 @@ def test_a_pair_alone_has_the_numbers_that_it_has_in_a_batch(
         )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_planted_blocks_are_found_and_told_from_attention_to_words_nearby() -> None:
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, list[torch.Tensor]] = {}
@@ -338,7 +328,6 @@ def test_planted_blocks_are_found_and_told_from_attention_to_words_nearby() -> N
     assert block["share_moved_low"] <= block["share_moved"] <= block["share_moved_high"] < block["low"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_moved_boundaries_exchange_the_lengths_of_sentences_and_leave_special_tokens() -> None:
     segments = torch.tensor(
         [[-1, 0, 0, 0, -1, 1, -1, -1], [-1, 0, -1, -1, 1, 1, 1, -1], [-1, 0, -1, 1, -1, -1, -1, -1]]

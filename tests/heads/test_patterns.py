@@ -44,7 +44,6 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
 from probing.tables.heads import SPECIAL
 from probing.text import Corpus, from_sentences
-from synthetic import LIGHTNING_WARNINGS
 
 N_MAPS = 150
 
@@ -212,7 +211,6 @@ def made_up(is_causal: bool) -> tuple[BlockAttention, SentenceBatch, Tensor]:
     return attention_of(1, weights, values, OutputProjection(matrix, torch.zeros(6)), batch), batch, types
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, _ = made_up(is_causal)
@@ -233,7 +231,6 @@ def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
             assert {name: float(values[s, h]) for name, values in found.items()} == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     _, batch, _ = made_up(False)
     uniform = BlockAttention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
@@ -249,7 +246,6 @@ def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     assert float(previous["entropy"].sum()) == 0
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, types = made_up(is_causal)
@@ -273,7 +269,6 @@ def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
                 assert float(found["column_max"][s, h, t]) == pytest.approx(largest, abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equal_norms_change_no_mass_and_a_vector_of_norm_0_gets_none() -> None:
     attention, batch, types = made_up(False)
     same = BlockAttention(1, attention.probabilities, torch.ones_like(attention.values), attention.projection)
@@ -319,7 +314,6 @@ def words_of(corpus: Corpus, folder: Path) -> dict[str, set[str]]:
     return {name: {str(text) for text in texts[members]} for name, members in types_of(tokens, corpus, special).items()}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
 def test_types_are_found_by_words_and_not_by_parts_of_them(checkpoints: dict[str, Path], family: str) -> None:
     found = words_of(TREEBANK, checkpoints[family])
@@ -336,7 +330,6 @@ def test_types_are_found_by_words_and_not_by_parts_of_them(checkpoints: dict[str
     assert {"not", "doesn", "can"} <= running[NEGATION]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -421,7 +414,6 @@ def uniform_model(folder: Path, name: str, sentences: list[str], implementation:
     return folder
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
@@ -455,7 +447,6 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     assert_close(rolled[:, :, 0], rolled[:, :, 1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_mask_is_that_of_the_model_even_where_attention_is_sharp(

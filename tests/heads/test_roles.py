@@ -40,7 +40,6 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
 
 GOOD = "He left the old house quietly\t1\tsource\t3-4\n"
 
@@ -227,7 +226,6 @@ def made_up_maps(tokens: Tokens, seed: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_links_at_random_have_uniform_p_values() -> None:
     tokens, upos = tokens_and_upos(0)
@@ -244,7 +242,6 @@ def test_links_at_random_have_uniform_p_values() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_planted_head_is_found_in_its_direction_alone() -> None:
     tokens, upos = tokens_and_upos(2)
     links = random_links(np.random.default_rng(3), upos)
@@ -264,7 +261,6 @@ def test_a_planted_head_is_found_in_its_direction_alone() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_pairs_of_a_kind_look_alike() -> None:
     tokens, upos = tokens_and_upos(5)
     links = random_links(np.random.default_rng(6), upos)
@@ -306,7 +302,6 @@ def maps_of_model(request: Request, tokens: Tokens) -> list[torch.Tensor]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(checkpoints: dict[str, Path]) -> None:
     corpus = from_words("made up", [text.split() for text in make_sentences(200, longest=12)])
     source = resolve_model(str(checkpoints["bert"]))
@@ -333,7 +328,6 @@ def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(chec
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentences: list[str], tmp_path: Path) -> None:
     short = [sentence for sentence in long_sentences if 5 < len(sentence.split()) <= 12][:8]
     path = tmp_path / "roles.tsv"
@@ -363,7 +357,6 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_fillers_of_one_predicate_are_no_evidence_of_their_own() -> None:
     """Predicates with four random fillers, in maps in which some words attend to all others and some to none."""
     tokens, upos = tokens_and_upos(8)

@@ -15,8 +15,6 @@ from probing import load_run, report
 from report_runs import make_run, make_survey
 from written import read_csv, write_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def folder(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

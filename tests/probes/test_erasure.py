@@ -45,11 +45,11 @@ from probing.tables import CONDITIONS
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import neurons_table
 from probing.tables.schema import ERASURE
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_store, make_tokens, positional, sides
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 
 def planted_classes(

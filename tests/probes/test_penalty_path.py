@@ -40,7 +40,6 @@ from probing.probes.transforms import clip_others, fit_each, moments_of, transfo
 from probing.runtime.terminal import render
 from probing.tables.probes import accuracy_table, penalty_lines
 from synthetic import (
-    LIGHTNING_WARNINGS,
     Data,
     make_store,
     make_tokens,
@@ -51,7 +50,7 @@ from synthetic import (
     sides,
 )
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 

@@ -25,7 +25,6 @@ from probing.runtime.processes import launched
 from probing.runtime.trainer import build_trainer, check_trainer_options, preserve_algorithms
 from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
 from synthetic import (
-    LIGHTNING_WARNINGS,
     Data,
     make_store,
     make_tokens,
@@ -35,8 +34,6 @@ from synthetic import (
     scaled_features,
     sides,
 )
-
-pytestmark = pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 
 L2 = 1e-3  # what `Data.fit` takes by default
 

@@ -49,9 +49,9 @@ from probing.studies.fit.rank import KEYS, curves_lines, curves_tables
 from probing.tables import smallest
 from probing.tables.conclusions import bases_lines, bases_table
 from probing.tables.probe_figures import write_curves_figure
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_splits, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 N_NEURONS, INFORMATIVE = 40, (3, 17)
 JUDGED = ("weight", "probeless_standardised", "anova")

@@ -41,7 +41,6 @@ from probing.probes.solvers import Penalty, centre_over_classes
 from probing.statistics.chance import sentence_counts
 from probing.tables.schema import CLASSES
 from synthetic import (
-    LIGHTNING_WARNINGS,
     Data,
     make_store,
     make_tokens,
@@ -94,7 +93,6 @@ def ranked(planted: tuple[LayerData, Data]) -> Callable[[str], Ranking]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in (*FOOLED_BY_CONSTANTS, "random")])
 def test_the_neuron_of_position_is_first(ranked: Callable[[str], Ranking], name: str) -> None:
     order = ranked(name).order.tolist()
@@ -103,7 +101,6 @@ def test_the_neuron_of_position_is_first(ranked: Callable[[str], Ranking], name:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", FOOLED_BY_CONSTANTS)
 def test_a_large_constant_is_mistaken_for_one_by_what_does_not_centre(
     ranked: Callable[[str], Ranking], name: str
@@ -114,7 +111,6 @@ def test_a_large_constant_is_mistaken_for_one_by_what_does_not_centre(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_ranking_is_of_all_neurons_and_each_once(ranked: Callable[[str], Ranking], name: str) -> None:
     ranking = ranked(name)
@@ -126,7 +122,6 @@ def test_a_ranking_is_of_all_neurons_and_each_once(ranked: Callable[[str], Ranki
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_neurons_that_are_constant_within_classes_have_the_largest_f(tmp_path: Path) -> None:
     tokens, states = states_of()
     states[:, :6] = np.random.default_rng(5).standard_normal((tokens.positions.max() + 1, 6))[tokens.positions]
@@ -161,7 +156,6 @@ def in_other_units(tmp_path_factory: pytest.TempPathFactory) -> LayerData:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "random"])
 def test_neurons_reordered_and_negated_are_ranked_the_same(
     ranked: Callable[[str], Ranking], reordered: LayerData, name: str
@@ -179,7 +173,6 @@ def test_neurons_reordered_and_negated_are_ranked_the_same(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", FREE_OF_SCALE)
 def test_units_do_not_matter(ranked: Callable[[str], Ranking], in_other_units: LayerData, name: str) -> None:
     before, after = ranked(name), METHODS[name](in_other_units)
@@ -187,7 +180,6 @@ def test_units_do_not_matter(ranked: Callable[[str], Ranking], in_other_units: L
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", ["contribution", "contribution_all", "contribution_centred", "weight", "weight_mass"])
 def test_a_vector_added_to_the_weights_of_every_class_changes_nothing(
     planted: tuple[LayerData, Data], name: str
@@ -198,7 +190,6 @@ def test_a_vector_added_to_the_weights_of_every_class_changes_nothing(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_inputs_are_left_as_they_are(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     held = [data.weight, data.moments.mean, data.classes.scatter, data.train.hidden_states, data.magnitudes.magnitude]
@@ -217,7 +208,6 @@ def tokens_of(data: Data, side: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_contributions_are_sums_over_tokens_written_out(planted: tuple[LayerData, Data]) -> None:
     data, (x, y) = planted[0], tokens_of(planted[1], "test")
     weight = data.weight.double().numpy()
@@ -235,7 +225,6 @@ def test_contributions_are_sums_over_tokens_written_out(planted: tuple[LayerData
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_anova_is_sklearns_f(planted: tuple[LayerData, Data]) -> None:
     live = [i for i in range(D_MODEL) if i != DEAD]
     expected, _ = f_classif(*tokens_of(planted[1], "train"))
@@ -243,7 +232,6 @@ def test_anova_is_sklearns_f(planted: tuple[LayerData, Data]) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_probeless_is_a_sum_over_pairs_of_classes(planted: tuple[LayerData, Data]) -> None:
     x, y = tokens_of(planted[1], "train")
     means = [x[y == c].mean(0) for c in range(y.max() + 1)]
@@ -256,7 +244,6 @@ def test_probeless_is_a_sum_over_pairs_of_classes(planted: tuple[LayerData, Data
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_differences_of_two_means_are_their_distance() -> None:
     assert mean_differences(torch.tensor([[1.0, -2.0], [4.0, 0.5]])).tolist() == [3.0, 2.5]
     # Means that are equal are no distance apart, whatever they are: a sum of signed means would be rounded.
@@ -265,7 +252,6 @@ def test_differences_of_two_means_are_their_distance() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_weight_mass_is_the_union_over_classes_grown_percent_by_percent(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     sizes = data.standardised_weight.abs().numpy()
@@ -282,7 +268,6 @@ def test_weight_mass_is_the_union_over_classes_grown_percent_by_percent(planted:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_elastic_net_enters_neurons_where_the_exact_path_does(
     planted: tuple[LayerData, Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +290,6 @@ def test_the_elastic_net_enters_neurons_where_the_exact_path_does(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_no_neuron_has_entered_before_the_path_begins(planted: tuple[LayerData, Data]) -> None:
     states, labels = planted[0].train
     found = entries(planted[0].scaling.features(states), labels, int(labels.max()) + 1, 1e-3)
@@ -315,7 +299,6 @@ def test_no_neuron_has_entered_before_the_path_begins(planted: tuple[LayerData, 
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_strong_penalty_alone_keeps_all_weights_at_zero() -> None:
     states, labels = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 2
     preconditioner = elastic_net.Preconditioner((states.T @ states).double() / 50)
@@ -323,7 +306,6 @@ def test_a_strong_penalty_alone_keeps_all_weights_at_zero() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equal_scores_go_by_ties_and_then_by_index() -> None:
     score, ties = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 5.0, 1.0, 0.0])
     assert by_score(score).order.tolist() == [1, 3, 0, 2, 4]
@@ -334,7 +316,6 @@ def test_equal_scores_go_by_ties_and_then_by_index() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_random_is_another_order_for_another_seed_or_layer(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     random: Callable[[LayerData], list[int]] = lambda data: METHODS["random"](data).order.tolist()  # noqa: E731
@@ -345,7 +326,6 @@ def test_random_is_another_order_for_another_seed_or_layer(planted: tuple[LayerD
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_fewer_examples_are_whole_sentences_drawn_evenly(planted: tuple[LayerData, Data]) -> None:
     train = planted[1].train
     few = thin(train, 300, seed=0)
@@ -582,7 +562,6 @@ def test_the_contribution_is_the_mean_size_of_input_times_gradient(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_shares_are_means_over_draws_of_the_contributions_to_their_probes(tmp_path: Path) -> None:
     """Neuron 0 tells the types of the control task apart, and neuron 1 the positions of the task itself."""
     generator = np.random.default_rng(0)

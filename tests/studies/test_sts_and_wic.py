@@ -35,8 +35,6 @@ from small_data import (
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

@@ -75,7 +75,6 @@ def layers(found: Result, measure: str) -> dict[int, dict[str, Any]]:
     return {row["layer"]: row for row in found.layer_changes if row["measure"] == measure}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Result) -> None:
     for measure in ("maps_cosine", "maps_jensen_shannon", "states_cosine", "states_cka"):
         by_task = {layer: row["by_task"] for layer, row in layers(found, measure).items()}
@@ -89,21 +88,18 @@ def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Res
     assert found.answer()[1].endswith(f"the task changes hidden states in layers {CHANGED} and {CHANGED + 1}.")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_below_the_planted_block_nothing_is_changed_at_all(found: Result) -> None:
     below = [row for row in found.checkpoint_changes if row["layer"] < CHANGED and row["measure"] != "special_mass"]
     assert below
     assert all(row["change"] == 0 for row in below)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_seeds_alone_change_is_not_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "null", planted["seeds"], planted["others"], measures=["states"])
     assert {row["by_task"] for row in found.layer_changes} == {"not shown"}
     assert layers(found, "states_cosine")[CHANGED]["common"] < 0.5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str, Any], found: Result) -> None:
     own = attention(
         model=planted["start"], against=planted["task"][1], corpus=planted["corpus"], parts=["change"],
@@ -122,7 +118,6 @@ def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str,
         assert here == pytest.approx(value if measure == "jensen_shannon" else 1 - value, abs=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "alone", planted["task"][:1], None, measures=["states"])
     assert all(not row.get("by_task") for row in found.layer_changes)
@@ -130,7 +125,6 @@ def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, 
     assert any("tuned on shuffled labels, such as" in line for line in found.conclusions())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any], found: Result) -> None:
     cache = planted["place"] / "runs" / "cache"
     before = {path.name for path in cache.iterdir() if path.is_dir()}
@@ -141,7 +135,6 @@ def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any],
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_block: Path) -> None:
     lines = [f'{{"text": "{text}", "label": {i % 2}}}' for i, text in enumerate(make_sentences(200, longest=8))]
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -168,7 +161,6 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
         assert {row["value"] for row in own.change if row["of"] == "same"} == {1.0, 0.0}  # of cosines and divergences
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -199,7 +191,6 @@ def test_what_cannot_be_compared_is_refused(
     assert not [path for path in runs.glob("*") if path.name != "cache"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again(
     planted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,9 +50,7 @@ LOSS_S = 30 + 5
 STEP = "trainer/global_step"
 
 # Other loggers warn of what will change in them, and one leaves its database open.
-quiet_loggers = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+quiet_loggers = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:unclosed database:ResourceWarning")
 
 
 @pytest.fixture

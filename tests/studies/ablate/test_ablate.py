@@ -68,7 +68,6 @@ def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Result
     return ablated(place, checkpoints["bert"], corpus_file, name="all", wandb=WandbOptions("offline"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> None:
     expected = {
@@ -98,7 +97,6 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> Non
         assert 0 < row["low"] < row["importance"] < row["high"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     assert list(load_run(made.folder).ablated[0]) == list(ABLATED.types)
@@ -114,7 +112,6 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert logged.rows("by_layer/skip_effect")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +151,6 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     assert [row["effect"] for row in other.ablated] == [effects[row["unit"], row["layer"]] for row in other.ablated]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_ones(
     made: Result, place: Path, checkpoints: dict[str, Path], corpus_file: Path
@@ -192,7 +188,6 @@ def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path
     return made.folder
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path, tmp_path: Path) -> None:
     made = ablate(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
@@ -208,7 +203,6 @@ def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Pat
         ablate(run=str(fitted), corpus=other, **USUAL)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_cannot_be_ablated_is_refused(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +233,6 @@ def test_what_cannot_be_ablated_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_masked_words_are_read_where_there_is_a_head(
     place: Path, corpus_file: Path, tmp_path: Path, sentences: list[str]
@@ -278,7 +271,6 @@ def test_masked_words_are_read_where_there_is_a_head(
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
@@ -308,7 +300,6 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     assert sum("Spearman's correlation (STS12) of layer 3" in line for line in made.conclusions()) == 5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is_more_than_its_block(
     place: Path, tmp_path: Path, corpus_file: Path, long_sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -375,7 +366,6 @@ def setting(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -> None:
     rows, areas = setting.rows("whole")
@@ -395,7 +385,6 @@ def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = setting.rows("whole")  # from what is stored, or made now
@@ -423,7 +412,6 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, mon
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting) -> None:
     case = setting.case
     passes = JointPasses(setting.readers, case.text, setting.how.stands, 256, 0)

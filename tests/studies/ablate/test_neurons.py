@@ -100,7 +100,6 @@ def whole(case: Case, layer: int, upto: int, replaced: Any = None) -> Tensor:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
     passes = case.passes()
@@ -113,7 +112,6 @@ def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case, at: Place) -> None:
@@ -162,7 +160,6 @@ def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case,
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
     passes = case.passes(text=case.train)
     drawn, sentences = passes.drawn(1), case.train.tokens.sentences
@@ -172,7 +169,6 @@ def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer(case: Case) -> None:
     """The theorem of LEACE: all classes have one mean, so that the gradient at the best constant answer is 0."""
     values = case.values(2)
@@ -197,7 +193,6 @@ def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, one = case.passes(), NeuronSet(1, "zero", (2, 5))
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
@@ -221,7 +216,6 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     passes = case.passes()
     (batch, *_) = case.text.batches(256, case.pad, True)
@@ -233,7 +227,6 @@ def test_given_hidden_states_are_not_written_to(case: Case) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for kind in NEURON_KINDS:
@@ -242,7 +235,6 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training_lacks() -> None:
     labels = np.repeat(np.array([-1, 0, 1, 2, 3], dtype=np.int32), 3000)
     found = draw_targets(labels, np.array([0, 1, 3]), seed=5)
@@ -255,7 +247,6 @@ def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> None:
     values, neurons = case.values(1), [0, 4, 9]
     means = values.class_means(neurons)
@@ -268,7 +259,6 @@ def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> No
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_constant_answer(case: Case) -> None:
     """Each example is the mean over three tokens; the map of tokens erases the class from the means."""
     plain = case.values(1)

@@ -20,8 +20,6 @@ from probing.runs import Result
 from probing.studies.ablate import ablate
 from probing.studies.ablate.neuron_tables import conclusions, tables
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 USUAL: dict[str, Any] = {
     "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu"}, "figure_format": "png",
 }  # fmt: skip

@@ -24,10 +24,7 @@ from probing.models.loading import load_tuned
 from probing.runs.loading import load_run
 from small_data import entailment_of, marked_pairs, sentence_pairs, write_sick
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 NO_WANDB = WandbOptions("disabled")
 OPTIONS: dict[str, Any] = {"quiet": True, "wandb": NO_WANDB}

@@ -39,10 +39,7 @@ from probing.studies.ablate.weights import N_FILES, PERCENT, pruned_weights, qua
 from probing.text import Corpus
 from synthetic import make_tokens
 
-pytestmark = [
-    pytest.mark.numeric,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = pytest.mark.numeric
 
 
 def test_values_are_the_nearest_of_a_grid_and_none_beyond_it() -> None:

@@ -24,8 +24,6 @@ from probing.studies.attention.tables import SCHEMAS
 from rendering import rendered
 from wandb_stand_in import read_offline_runs
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 CPU = {"accelerator": "cpu"}
 # Tables that need neither another checkpoint nor to be asked for by name.
 # The tables that are not of a run's positions.

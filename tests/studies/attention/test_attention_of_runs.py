@@ -30,10 +30,7 @@ from rendering import rendered
 from tiny_models import CHANGED, other_queries, other_second_sentences, tuned
 from wandb_stand_in import read_offline_runs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 NAMES = ("position_heads", "position_neurons", "position_removal")
 

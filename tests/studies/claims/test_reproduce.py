@@ -379,7 +379,6 @@ def tuned_made(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_again(
     checkpoints: dict[str, Path], labels: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -409,7 +408,6 @@ def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_trees_facts_numerals_spans_and_triggers_are_measured_and_their_runs_are_taken_again(
     model: Path, labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -448,7 +446,6 @@ def test_trees_facts_numerals_spans_and_triggers_are_measured_and_their_runs_are
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_without_labels_a_model_is_tuned_on_positions_and_a_layer_that_it_does_not_have_is_named(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

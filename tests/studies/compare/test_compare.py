@@ -34,9 +34,6 @@ from probing.studies.finetune.tables import TUNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
 NO_WANDB: Any = {"mode": "disabled"}
 QUICKLY: dict[str, Any] = {"quiet": True, "wandb": NO_WANDB, **BARE}
 

@@ -53,7 +53,7 @@ from probing.studies.extremes.survey import (
     median_magnitude,
 )
 from probing.text import Corpus, from_sentences
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens
+from synthetic import make_store, make_tokens
 from written import read_csv
 
 PLANTED, LARGE = 11, 3
@@ -82,7 +82,6 @@ def made(place: Path, short_text: Path, sentences: list[str]) -> Result:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_read_them(made: Result) -> None:
     massive = {row["layer"]: row for row in made.massive if (row["definition"], row["token"]) == ("massive", ALL)}
     assert [massive[layer]["count"] > 0 for layer in range(4)] == [False, False, True, False]
@@ -97,7 +96,6 @@ def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_re
     assert len([row for row in made.held_outliers if row.get("head") is not None]) == 2 * (len(blocks) - 1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Path) -> None:
     for schema in SCHEMAS:
         stored = read_csv(made.folder / f"{schema.name}.csv")
@@ -127,7 +125,6 @@ def argued(folder: Path, short_text: Path, runs: Path, *options: str) -> list[st
             f"--corpus={short_text}", f"--runs={runs}", *options]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     place: Path, short_text: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +142,6 @@ def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     assert "held_outliers" not in there
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("family", "table"), [("gpt2", "wte"), ("mpnet", "embeddings.word_embeddings")])
 def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_relative_biases(
     family: str, table: str, place: Path, short_text: Path, sentences: list[str], tmp_path: Path,
@@ -169,7 +165,6 @@ def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_
             assert row["special"] == pytest.approx(sum(own), abs=0.05)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_attention_in_each_block_has_its_large_values(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +174,6 @@ def test_a_model_without_attention_in_each_block_has_its_large_values(
     assert (tmp_path / "g" / "massive.csv").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_outliers_is_told_so(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +187,6 @@ def test_a_model_without_outliers_is_told_so(
     assert of_block[3] not in ("", None)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_first_token_cannot_be_set_aside(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,7 +371,6 @@ def made_up() -> tuple[BlockAttention, SentenceBatch, Tensor]:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_is_added_is_that_of_a_loop() -> None:
     attention, batch, types = made_up()
     found = added(attention, batch, types)
@@ -419,7 +411,6 @@ def corpus(sentences: list[str]) -> Corpus:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_output_of_a_block_is_what_its_projection_makes(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -445,7 +436,6 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_mass_of_a_kind_is_that_of_attention_itself(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
@@ -506,7 +496,6 @@ def _check_stream(made: Any, model: str, corpus: Corpus) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -34,7 +34,7 @@ from probing.studies.finetune.tables import _thinned
 from probing.studies.finetune.training import Side
 from typed import assert_same_files, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.slow
 
 FAST: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 8, "warm_up": 0.3, "batch_tokens": 200}
 NO_WANDB = {"mode": "disabled"}

@@ -35,8 +35,6 @@ from typed import PROGRAM
 from wandb_stand_in import WandbServer, read_offline_runs
 from written import columns_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 NO_WANDB = WandbOptions(mode="disabled")
 FIGURES = {f"figures/{name}.pdf" for name in ("accuracy", "positions", "confusions", "top_neurons", "neuron_map")}
 # Columns of neurons that take more training; a run with all of them is tested with the controls.

@@ -32,11 +32,9 @@ from probing.probes.solvers import centre_over_classes
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
 from probing.text import load_corpus, read_corpora
-from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 
 NO_WANDB: Any = {"mode": "disabled"}
 SITES: tuple[SiteName, ...] = ("mlp", "attention")

@@ -31,8 +31,6 @@ from rendering import rendered
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 NO_WANDB: Any = {"mode": "disabled"}
 INFORMATIVE, CONSTANT = 5, 11
 

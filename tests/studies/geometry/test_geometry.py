@@ -34,8 +34,6 @@ from synthetic import make_store, make_tokens
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 TABLES = ("geometry", "outliers", "dimensions", "parameters", "explained")
 
 

@@ -468,7 +468,6 @@ def made(place: Path, fitted: Path) -> Result:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None:
     again = load_run(made.folder)
     for name in TABLES:
@@ -486,14 +485,12 @@ def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None
     assert {row["layer"] for row in made.position_held if row["order"] == "fit"} == {0, 1}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_planted_neurons_are_first_where_the_table_is_added(made: Result) -> None:
     first = [row for row in made.position_by_neuron if row["layer"] == 0]
     by_share = sorted(first, key=lambda row: -row["value"])
     assert {row["neuron"] for row in by_share[:3]} == set(PLANTED)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_every_layer_is_in_parts_that_add_up(made: Result) -> None:
     layers = {row["layer"] for row in made.position_split}
     for layer in layers:
@@ -504,7 +501,6 @@ def test_every_layer_is_in_parts_that_add_up(made: Result) -> None:
                 np.testing.assert_allclose(parts, 1, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> None:
     lines = made.conclusions()
     assert any("of the variance" in line for line in lines)
@@ -524,7 +520,6 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
     assert len(logged.table("position_split")) == len(made.position_split)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -545,7 +540,6 @@ def test_what_cannot_be_measured_is_refused(
     assert not Path("runs").exists() or not any(path.suffix != ".lock" for path in Path("runs").glob("[!c]*"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, corpus_file: Path) -> None:
     found = position(
         model=str(model), corpus=str(corpus_file), layer=1, runs=str(place / "runs"), name="one",

@@ -388,7 +388,7 @@ def test_disentangled_scores_are_the_three_products_of_contents_and_distances() 
 LONG = torch.randint(5, len(TOKENIZER), (4, 40), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm not in LEARNED_TABLES])
 def test_a_model_that_reads_longer_rows_reads_short_ones_as_it_was_trained(arm: str) -> None:
     model = build(arm, SHAPE, TOKENIZER, 0).eval()
@@ -408,7 +408,7 @@ def test_a_model_that_reads_longer_rows_reads_short_ones_as_it_was_trained(arm: 
     assert torch.allclose(states[:, :16], expected, atol=1e-5) is is_causal
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_sines_go_on_where_the_table_of_the_training_ends() -> None:
     model = build("sinusoidal", SHAPE, TOKENIZER, 0)
     table = position_table(stretched("sinusoidal", model, 24, SHAPE.initial_sd))
@@ -417,7 +417,7 @@ def test_sines_go_on_where_the_table_of_the_training_ends() -> None:
     assert float(table[30, 2]) == pytest.approx(0.3 * math.sin(30 / 10_000 ** (2 / 16)), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_texts_of_several_sentences_fill_a_row() -> None:
     sentences = make_sentences(60)
     found = list(passages(sentences, TOKENIZER, 40))
@@ -433,7 +433,7 @@ def test_texts_of_several_sentences_fill_a_row() -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("typed", ["1,2,4", [4, 1, 2], "4, 2,1,1"])
 def test_lengths_are_whole_numbers_in_order(typed: str | list[int]) -> None:
     assert row_multiples(typed) == ([1, 2, 4], [])
@@ -441,7 +441,7 @@ def test_lengths_are_whole_numbers_in_order(typed: str | list[int]) -> None:
     assert row_multiples(None) == ([], [])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("typed", ["0,2", "two", "1.5", [], -1, ""])
 def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
     found, (problem,) = row_multiples(typed)
@@ -449,7 +449,7 @@ def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
     assert "give whole numbers from 1 on, such as 1,2,4" in problem
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.slow
 def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -> None:
     places, jobs = Places(tmp_path), [TrainingJob(arm, 0) for arm in ("learned", "alibi", "causal_lm")]

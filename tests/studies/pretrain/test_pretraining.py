@@ -269,9 +269,7 @@ def module_text() -> PackedText:
     return prepare(from_sentences("text", make_sentences(300)), SHAPE.vocabulary, True, SHAPE.row_length, 50, 0)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm: str) -> None:
     module = LanguageModel(build(arm, SHAPE, module_text.tokenizer, 0), arm, Recipe(), 0)
@@ -281,9 +279,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm:
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     model = build("learned", SHAPE, module_text.tokenizer, 0).eval()
     module = LanguageModel(model, "learned", Recipe(), 0)
@@ -294,9 +290,7 @@ def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     assert module.validation_loss(batches) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_the_learning_rate_rises_and_falls_linearly() -> None:
     share = share_of_rate(10, 4)
     assert [share(step) for step in range(11)] == pytest.approx(
@@ -361,7 +355,7 @@ def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("stop", [3, 4])
 def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradients(tmp_path: Path, stop: int) -> None:
     with pytest.raises(ConnectionError):
@@ -371,7 +365,7 @@ def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradi
     assert trained(tmp_path / "stopped") == trained(tmp_path / "whole")  # what is finished is read
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_gradients_accumulated_over_batches_are_those_of_one_larger_batch(tmp_path: Path) -> None:
     shape = replace(EXPERIMENT_SHAPE, dropout=0.0)
     whole = curve_of(tmp_path / "whole", shape, replace(RECIPE, batch_size=12))
@@ -384,7 +378,7 @@ def test_gradients_accumulated_over_batches_are_those_of_one_larger_batch(tmp_pa
         assert [row[name] for row in other if name in row][-1] != pytest.approx(expected[-1], abs=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("arm", ["none", "learned"])
 def test_an_encoder_that_is_told_no_positions_commutes_with_permutations_after_every_step(
     tmp_path: Path, arm: str
@@ -422,7 +416,6 @@ TOKENIZER = train_tokenizer(PLANTED_SENTENCES, PLANTED_SHAPE.vocabulary, True, P
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_farthest_mean_is_named_if_it_is_an_outlier() -> None:
     states = torch.randn(500, 64, generator=torch.Generator().manual_seed(0))
     states[:, 7] -= 0.5
@@ -442,7 +435,6 @@ def test_the_farthest_mean_is_named_if_it_is_an_outlier() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
     model = build("learned", PLANTED_SHAPE, TOKENIZER, 0).eval()
     rows = packed(PLANTED_SENTENCES, TOKENIZER, 16)[:5].long()
@@ -462,7 +454,6 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", PLANTED_SENTENCES)

@@ -33,8 +33,6 @@ from probing.studies.sweep.search import metric_of, outcome
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 NO_WANDB: Any = {"mode": "disabled"}
 POINTS = {"layer": [0, "1,2"], "probe.l2": [1.0e-3, 1.0e-1], "seed": [0, 1, 2]}
 
