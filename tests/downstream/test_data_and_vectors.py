@@ -56,6 +56,8 @@ from small_data import (
     write_wic,
 )
 
+pytestmark = pytest.mark.numeric
+
 
 def spelled(pairs: SentencePairs) -> list[tuple[str, str, float]]:
     sentences = pairs.corpus.sentences
@@ -466,7 +468,6 @@ def close(found: torch.Tensor, expected: list[torch.Tensor]) -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.numeric
 def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[torch.Tensor]) -> None:
     close(sentence_vectors(store, 2, "mean"), [states[2, 1:-1].mean(0) for states in expected])
     close(sentence_vectors(store, 2, "mean_special"), [states[2].mean(0) for states in expected])
@@ -474,7 +475,6 @@ def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[tor
     close(sentence_vectors(store, 2, "first_last"), [states[[1, 2], 1:-1].mean((0, 1)) for states in expected])
 
 
-@pytest.mark.numeric
 def test_words_are_the_means_of_their_pieces(
     store: ActivationStore, expected: list[torch.Tensor], words: list[list[str]]
 ) -> None:
@@ -493,7 +493,6 @@ def test_words_are_the_means_of_their_pieces(
     assert max(n_pieces) > 1
 
 
-@pytest.mark.numeric
 def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> None:
     from probing.text.tokens import tokenize
 
@@ -504,14 +503,12 @@ def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> No
     assert has_pieces(tokens, wanted).tolist() == [True] * 3 + [False] * 2
 
 
-@pytest.mark.numeric
 def test_a_first_token_is_special_or_not() -> None:
     lengths, ids = np.array([2, 2], dtype=np.int32), np.arange(4, dtype=np.int32)
     assert has_first_special(Tokens(lengths, ids, np.array([-1, 0, -1, 0], dtype=np.int16)))
     assert not has_first_special(Tokens(lengths, ids, np.array([-1, 0, 0, -1], dtype=np.int16)))
 
 
-@pytest.mark.numeric
 def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     a, b = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose(cosines(a, b), torch.cosine_similarity(a, b).numpy(), rtol=1e-5)
@@ -521,7 +518,6 @@ def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     assert set(cosines(a, a + 1e-6 * a.roll(1, 1))) == {1.0}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
     first = torch.ones(3, 4)
@@ -530,7 +526,6 @@ def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
         cosines(first, torch.ones(3, 4))
 
 
-@pytest.mark.numeric
 def test_vectors_of_any_size_have_cosines() -> None:
     first, second = torch.eye(3)[:2], torch.eye(3)[[0, 2]]
     for size in (1e38, 1e-38, 1e-44):
@@ -553,7 +548,6 @@ def static_of(folder: Path, pairs: list[Any]) -> tuple[SentencePairs, StaticVect
     return one, words, FitOn(["x"], [one.corpus], [FittingText(store, kept)], words)
 
 
-@pytest.mark.numeric
 def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_path: Path) -> None:
     found, rows = [], []
     for name, pairs in (("whole", PAIRS), ("with", [*PAIRS, *UNKNOWN])):
@@ -574,7 +568,6 @@ def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_pat
     )
 
 
-@pytest.mark.numeric
 def test_transforms_of_static_vectors_need_a_sentence_with_one(tmp_path: Path) -> None:
     one, words, text = static_of(tmp_path, PAIRS)
     check_static_text({one.label: text})
@@ -589,7 +582,6 @@ def moments(states: torch.Tensor) -> CovarianceAccumulator:
     return accumulator
 
 
-@pytest.mark.numeric
 def test_each_name_does_what_it_says() -> None:
     states = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13) + 3
     made = fitted(TransformFitting(SPACES), moments(states).result(), [2, 5], layer=1)
@@ -609,13 +601,11 @@ def test_each_name_does_what_it_says() -> None:
     torch.testing.assert_close(few(states), made["whiten"](states)[:, :3])
 
 
-@pytest.mark.numeric
 def test_vectors_that_do_not_vary_are_centred_not_whitened() -> None:
     states = torch.ones(20, 4)
     assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() == 0
 
 
-@pytest.mark.numeric
 def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
     values = torch.randn(4, generator=torch.Generator().manual_seed(0))
     last_digit = torch.randint(0, 2, (50, 4), generator=torch.Generator().manual_seed(1))
@@ -624,7 +614,6 @@ def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
     assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() < 1e-6
 
 
-@pytest.mark.numeric
 def test_names_are_chosen_in_the_order_of_tables() -> None:
     assert chosen("--x", "whiten,clip", SPACES) == ["clip", "whiten"]
     assert chosen("--x", ["clip"], SPACES) == ["clip"]
@@ -643,7 +632,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.numeric
 def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
     sentences = ["The cat, the \u00e9t\u00e9!", "nothing known", "New new"]
     static = read_static(str(file), sentences)
@@ -655,7 +643,6 @@ def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
     assert static.coverage(sentences) == pytest.approx((5 + 0 + 1) / (6 + 2 + 2))
 
 
-@pytest.mark.numeric
 def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_text("3 2\nthe 1 2\ncat 3 4\ndog 5 6\n", encoding="utf-8")
@@ -664,7 +651,6 @@ def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_
     assert static.vectors.shape == (2, 2)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -697,7 +683,6 @@ def tokenizer(request: pytest.FixtureRequest, sentences: list[str]) -> Any:
     return make_tokenizer(request.param, [*sentences, "the cat sat"])
 
 
-@pytest.mark.numeric
 def test_what_the_vocabulary_does_not_know_is_found_in_words_and_sentences(tokenizer: Any) -> None:
     tokens = tokenize(tokenizer, SENTENCES, 50, [sentence.split() for sentence in SENTENCES])
     assert unknown_sentences(tokens, tokenizer).tolist() == [False, True, False, False]
@@ -706,7 +691,6 @@ def test_what_the_vocabulary_does_not_know_is_found_in_words_and_sentences(token
     assert not known_tokens(tokens, tokenizer)[tokens.special].any()
 
 
-@pytest.mark.numeric
 def test_a_sentence_without_tokens_is_unknown_and_a_vocabulary_of_bytes_knows_all(sentences: list[str]) -> None:
     wordpiece = make_tokenizer("wordpiece", sentences)
     assert unknown_sentences(tokenize(wordpiece, ["​", "it"], 50), wordpiece).tolist() == [True, False]

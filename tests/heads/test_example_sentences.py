@@ -49,12 +49,13 @@ from probing.text import Corpus, from_pairs, from_sentences
 from rendering import rendered
 from small_data import batch_of, random_maps, tokens_of_words, treebank
 
+pytestmark = pytest.mark.numeric
+
 
 def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> HeadSurvey:
     return HeadSurvey.of(Request(resolve_model(str(model)), corpus, (), batch_tokens=200), layers, 0)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
     checkpoints: dict[str, Path], tmp_path: Path, family: str
@@ -87,7 +88,6 @@ def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
         assert CLASSES[int(classify(v, d))] == name
 
 
-@pytest.mark.numeric
 def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
     v, d = torch.zeros(10, 2, 3), torch.zeros(10, 2, 3)
     v[:6, 1, 0] = 0.9  # vertical in six sentences, heterogeneous in the others
@@ -104,7 +104,6 @@ def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
     assert maps_of_classes({"v": v, "d": d}, lengths, [1])["vertical"][0] == pytest.approx((1, 2, 4 / 9))
 
 
-@pytest.mark.numeric
 def test_sentences_are_added_while_they_have_something_new() -> None:
     has = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool)
     assert cover(has, []) == [1, 3]
@@ -113,7 +112,6 @@ def test_sentences_are_added_while_they_have_something_new() -> None:
     assert cover(np.zeros((4, 0), dtype=bool), []) == []
 
 
-@pytest.mark.numeric
 def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     short = [text for text in sentences if 5 <= len(text.split()) <= 8][:3]
     corpus = from_sentences("plain", [" ".join(sentences[:5]), *short])
@@ -126,13 +124,11 @@ def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], senten
     assert joined
 
 
-@pytest.mark.numeric
 def test_a_corpus_without_a_short_sentence_has_no_examples(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     corpus = from_sentences("long", [" ".join(sentences[i : i + 5]) for i in range(0, 20, 5)])
     assert examples_of(subject_of(checkpoints["bert"], corpus, [1]), {}) is None
 
 
-@pytest.mark.numeric
 def test_malformed_arcs_are_left_out(checkpoints: dict[str, Path]) -> None:
     corpus = treebank(8, longest=5)
     heads = tuple(("99", *of[1:]) for of in corpus.columns["head"])
@@ -155,7 +151,6 @@ def example(sentence: int, is_causal: bool = False) -> tuple[Example, WordBatch]
     return Example(of, random_maps(n, sentence).float().numpy()), words
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_attention_between_words_is_that_of_the_survey(is_causal: bool) -> None:
     import torch
@@ -176,14 +171,12 @@ def test_the_attention_between_words_is_that_of_the_survey(is_causal: bool) -> N
             assert one.mass_on_special(layer, head) == pytest.approx(np.mean(rows), rel=1e-5)
 
 
-@pytest.mark.numeric
 def test_a_word_without_a_piece_neither_attends_nor_is_attended_to() -> None:
     of = ExampleSentence(0, ["[CLS]", "a", "c"], [True, False, False], ["a", "b", "c"], [-1, 0, 2])
     one = Example(of, np.full((1, 1, 3, 3), 1 / 3, dtype=np.float32))
     assert [(i, j) for i, j, _ in one.strongest(0, 0)] == [(0, 2), (2, 0)]
 
 
-@pytest.mark.numeric
 def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) -> None:
     made = ExampleMaps([2, 4], [example(0)[0], example(1)[0]], {"diagonal": ClassExample(1, 4, 3, 0.75)})
     path = write_examples(tmp_path, made)
@@ -202,7 +195,6 @@ def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) ->
     assert read_examples(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.numeric
 def test_maps_that_do_not_fit_their_sentence_are_refused(tmp_path: Path) -> None:
     one = example(0)[0]
     write_examples(tmp_path, ExampleMaps([1, 2], [Example(one.of, one.maps[..., :-1])]))

@@ -45,6 +45,8 @@ from probing.models.attention_heads import OutputProjection, find_heads, read_he
 from probing.tables.heads import SPECIAL
 from probing.text import Corpus, from_sentences
 
+pytestmark = pytest.mark.numeric
+
 N_MAPS = 150
 
 
@@ -102,13 +104,11 @@ def macro_f1(noise: float) -> float:
     return float(np.mean(scores))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 0.97), (0.1, 0.97), (0.2, 0.97), (0.3, 0.97), (0.4, 0.85)])
 def test_generated_maps_get_their_class(noise: float, least: float) -> None:
     assert macro_f1(noise) >= least
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("n", [3, 4, 5, 12, 60])
 def test_uniform_attention_is_heterogeneous_whatever_the_length(n: int, is_causal: bool) -> None:
@@ -119,7 +119,6 @@ def test_uniform_attention_is_heterogeneous_whatever_the_length(n: int, is_causa
     assert CLASSES[int(classify(v, d))] == "heterogeneous"
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("kind", ["vertical", "diagonal", "vertical and diagonal", "heterogeneous"])
 def test_single_sentences_have_no_block_pattern(kind: str) -> None:
     weights, batch, _ = generated(kind, 0.1, np.random.default_rng(1))
@@ -128,7 +127,6 @@ def test_single_sentences_have_no_block_pattern(kind: str) -> None:
     assert class_of(weights, batch, None) == "heterogeneous"
 
 
-@pytest.mark.numeric
 def test_values_are_0_for_uniform_and_1_for_pure_patterns() -> None:
     batch, segments = pair(20, 9)
     to_special = torch.zeros(1, 1, 20, 20)
@@ -149,7 +147,6 @@ def test_values_are_0_for_uniform_and_1_for_pure_patterns() -> None:
     assert float(blocks(batch.uniform[:, None], batch, segments)) == pytest.approx(0)
 
 
-@pytest.mark.numeric
 def test_padding_changes_nothing() -> None:
     generator = np.random.default_rng(2)
     weights, alone, segments = generated("vertical and diagonal", 0.3, generator)
@@ -174,7 +171,6 @@ def test_padding_changes_nothing() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_thresholds_are_where_they_are_said_to_be() -> None:
     def found(v: float, d: float, b: float = 0.0, factor: float = 1.0) -> str:
         one = [torch.tensor([value], dtype=torch.float64) for value in (v, d, b)]

@@ -60,6 +60,8 @@ from synthetic import make_store, make_tokens, positional
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
+pytestmark = pytest.mark.numeric
+
 NONE: Any = {"mode": "disabled"}
 SIZES = {"sentences": 4, "documents": 24, "top": 3, "draws": 3}
 
@@ -215,7 +217,6 @@ Array = NDArray[np.float64]
 LENGTHS = [5, 9, 3, 12, 7] * 6
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("pooling", ["mean_special", "cls"])
 def test_vectors_are_those_of_a_plain_loop_over_the_model(
     pooling: Pooling, tiny_model: Callable[..., Path], sentences: list[str], tmp_path: Path
@@ -234,7 +235,6 @@ def test_vectors_are_those_of_a_plain_loop_over_the_model(
         assert (found.first[i], found.stop[i]) == (0, 1 if pooling == "cls" else len(states))
 
 
-@pytest.mark.numeric
 def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_tokens(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = positional(tokens, 6, 2.0)
@@ -268,7 +268,6 @@ def regression(states: Array, tokens: Tokens) -> Array:
     return np.asarray(part - part[tokens.positions].mean(0))
 
 
-@pytest.mark.numeric
 def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later_positions(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     store = make_store(tmp_path / "store", [positional(tokens, 6, 2.0)], tokens)
@@ -284,7 +283,6 @@ def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later
     assert part.over(first, stop) == pytest.approx(np.array([means.mean(0), means[2:5].mean(0)]))
 
 
-@pytest.mark.numeric
 def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = np.random.default_rng(0).standard_normal((tokens.n_tokens, 6))
@@ -299,7 +297,6 @@ def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     assert np.abs(part.shares[[0, 1, 3]]).max() < 0.15 < part.shares[2] < part.shares[4] < 1
 
 
-@pytest.mark.numeric
 def test_a_bag_of_words_is_the_mean_of_the_words_rows_in_any_order() -> None:
     tokens = make_tokens([6, 6, 3, 2])
     ids = tokens.input_ids.copy()
@@ -345,7 +342,6 @@ def planted(made: Documents, texts: DocumentTexts, weight: Floats, noise: float 
     return np.array(found)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_orders", [1, 2])
 def test_known_weights_of_sentences_are_recovered(n_orders: int) -> None:
     generator = np.random.default_rng(0)
@@ -357,7 +353,6 @@ def test_known_weights_of_sentences_are_recovered(n_orders: int) -> None:
     assert explained == pytest.approx(1)
 
 
-@pytest.mark.numeric
 def test_weights_are_those_of_a_regression_and_their_errors_those_of_leaving_documents_out() -> None:
     generator = np.random.default_rng(1)
     parts = generator.standard_normal((25, 1, 4, 8))
@@ -378,7 +373,6 @@ def test_weights_are_those_of_a_regression_and_their_errors_those_of_leaving_doc
     assert explained == pytest.approx(1 - (rest**2).sum() / (vectors**2).sum())
 
 
-@pytest.mark.numeric
 def test_an_edit_of_nothing_changes_nothing() -> None:
     vectors = np.random.default_rng(0).standard_normal((6, 10))
     intact = np.arange(6)
@@ -387,7 +381,6 @@ def test_an_edit_of_nothing_changes_nothing() -> None:
     assert (row["start_end"], row["start_end_low"], row["start_end_high"], row["start_end_p"]) == (0, 0, 0, 1)
 
 
-@pytest.mark.numeric
 def test_equal_weights_show_no_bias_and_intervals_hold_0_as_often_as_they_say() -> None:
     holds = []
     for seed in range(200):
@@ -400,7 +393,6 @@ def test_equal_weights_show_no_bias_and_intervals_hold_0_as_often_as_they_say() 
     assert 183 <= sum(holds) <= 199  # 190 are expected, of which three standard deviations are 9
 
 
-@pytest.mark.numeric
 def test_where_all_words_weigh_the_same_opposite_places_change_alike_in_both_orders() -> None:
     made = documents(24, 5)
     texts = texts_of(made, EDITS, 0)
@@ -416,7 +408,6 @@ def test_where_all_words_weigh_the_same_opposite_places_change_alike_in_both_ord
     assert explained == pytest.approx({AS_WRITTEN: 1, SHUFFLED: 1})
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("weight", [[3.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 3.0]])
 def test_the_end_that_weighs_more_is_found_whatever_is_measured(weight: list[float]) -> None:
     made = documents(24, 5)
@@ -431,7 +422,6 @@ def test_the_end_that_weighs_more_is_found_whatever_is_measured(weight: list[flo
     assert found[WEIGHT, SHUFFLED].mean(0) == pytest.approx(weight, abs=0.2)
 
 
-@pytest.mark.numeric
 def test_the_middle_is_one_place_or_two() -> None:
     assert [middle(n) for n in (3, 4, 5, 8)] == [[1], [1, 2], [2], [3, 4]]
     row = bias(np.array([[4.0, 2.0, 1.0, 0.0]] * 30))
@@ -444,7 +434,6 @@ def test_the_middle_is_one_place_or_two() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_vectors_are_compared_by_document_with_those_that_they_come_from() -> None:
     generator = np.random.default_rng(0)
     key = (REPLACE, SHUFFLED)
@@ -462,7 +451,6 @@ def test_vectors_are_compared_by_document_with_those_that_they_come_from() -> No
     assert (rows["random_held"]["least"], rows["random_held"]["most"]) == (min(each), max(each))
 
 
-@pytest.mark.numeric
 def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
     made = documents(4, 3)
     texts = texts_of(made, EDITS, 1)
@@ -497,7 +485,6 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
             assert len(new) == 1
 
 
-@pytest.mark.numeric
 def test_a_sentence_gives_way_to_one_of_about_its_length_for_which_there_is_room() -> None:
     made = documents(12, 4)
     texts = texts_of(made, [REPLACE], 0)

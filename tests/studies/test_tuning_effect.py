@@ -25,6 +25,8 @@ from probing.studies.tuning_effect.survey import START, TRUE, layer_rows, of_nam
 from synthetic import make_store, make_tokens
 from tiny_models import CHANGED
 
+pytestmark = pytest.mark.numeric
+
 USUAL: dict[str, Any] = {"quiet": True, "wandb": WandbOptions("disabled"), "figure_format": "png"}
 QUICK = ["maps", "states", "special"]
 
@@ -253,7 +255,6 @@ def rule_changes(value: Callable[[str, str, int, int, int], float], seeds: int, 
     ]  # fmt: skip
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("seeds", "orders"), [(3, 1), (3, 3), (5, 1)])
 def test_seeds_alone_are_called_the_tasks_in_few_runs(seeds: int, orders: int) -> None:
     """At most 1 in 20 is expected, and more than 8 of 60 have a probability of .003; all 70 rows of a run count."""
@@ -277,7 +278,6 @@ def test_seeds_alone_are_called_the_tasks_in_few_runs(seeds: int, orders: int) -
     assert claimed <= 8
 
 
-@pytest.mark.numeric
 def test_what_the_task_changes_is_called_the_tasks_in_its_layers_and_no_other() -> None:
     generator = np.random.default_rng(1)
 
@@ -295,7 +295,6 @@ def test_what_the_task_changes_is_called_the_tasks_in_its_layers_and_no_other() 
     assert by_key["position_accuracy", 6]["difference"] == pytest.approx(-0.4, abs=0.01)
 
 
-@pytest.mark.numeric
 def test_a_distance_that_shuffled_labels_change_more_is_not_the_tasks() -> None:
     generator = np.random.default_rng(2)
 
@@ -306,7 +305,6 @@ def test_a_distance_that_shuffled_labels_change_more_is_not_the_tasks() -> None:
     assert claimed == {name for name, one in MEASURES.items() if not one.is_distance}  # whose change has two sides
 
 
-@pytest.mark.numeric
 def test_sentences_say_where_and_how_much() -> None:
     def value(start: str, measure: str, layer: int, seed: int, order: int) -> float:
         return (0.01 + 0.1 * (layer >= 5) * (start == "pretrained")) * (1 + 0.01 * seed) + 0.001 * layer
@@ -324,7 +322,6 @@ def test_sentences_say_where_and_how_much() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_lines_are_means_of_their_points_and_a_property_of_two_seeds_has_a_size() -> None:
     def value(start: str, measure: str, layer: int, seed: int, order: int) -> float:
         return 0.1 * layer - 0.01 * seed
@@ -364,7 +361,6 @@ def units(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-@pytest.mark.numeric
 def test_distances_are_those_of_naive_formulas(tmp_path: Path) -> None:
     a, b = states(0), as_stored(0.5 * states(0)[:, ::-1] + states(1))
     found = state_distances(*stores(tmp_path, a, b), [1])[1]
@@ -380,7 +376,6 @@ def test_distances_are_those_of_naive_formulas(tmp_path: Path) -> None:
     assert found.rotated == pytest.approx(1 - cosines.mean(), abs=1e-10)
 
 
-@pytest.mark.numeric
 def test_a_planted_rotation_is_undone_and_cka_does_not_see_it(tmp_path: Path) -> None:
     a = states(0)
     rotation, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(D, D)))
@@ -390,14 +385,12 @@ def test_a_planted_rotation_is_undone_and_cka_does_not_see_it(tmp_path: Path) ->
     assert found.cka == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.numeric
 def test_unrelated_states_stay_far_apart_on_other_sentences(tmp_path: Path) -> None:
     centred = states(0) - states(0).mean(0), states(9) - states(9).mean(0)
     found = state_distances(*stores(tmp_path, *centred), [0])[0]
     assert found.rotated == pytest.approx(1, abs=0.12)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_states_are_exactly_0_apart(seed: int, tmp_path: Path) -> None:
     found = state_distances(*stores(tmp_path, states(seed), states(seed)), [1])[1]

@@ -48,6 +48,8 @@ from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from tiny_models import Case, of_whole_model, weights_of
 from wandb_stand_in import read_offline_runs
 
+pytestmark = pytest.mark.numeric
+
 # A few passes of training: how good probes are does not matter here.
 USUAL: dict[str, Any] = {
     "quiet": True,
@@ -365,7 +367,6 @@ def setting(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return Setting(Case(place / "model", place / "cache", sentences, only_some_matter), place)
 
 
-@pytest.mark.numeric
 @pytest.mark.slow
 def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -> None:
     rows, areas = setting.rows("whole")
@@ -384,7 +385,6 @@ def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -
     assert len({row["value"] for row in rows if row["n_ablated"] == 6}) == 1
 
 
-@pytest.mark.numeric
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = setting.rows("whole")  # from what is stored, or made now
@@ -411,7 +411,6 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, mon
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
 
 
-@pytest.mark.numeric
 def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting) -> None:
     case = setting.case
     passes = JointPasses(setting.readers, case.text, setting.how.stands, 256, 0)
@@ -442,7 +441,6 @@ def loaded(folder: Path) -> tuple[LaterBlocks, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2"])  # Llama's norms compute in float32
 def test_gradients_are_finite_differences_of_each_sentence_by_itself(family: str, checkpoints: dict[str, Path]) -> None:
     model, inputs = loaded(checkpoints[family])
@@ -473,7 +471,6 @@ def test_gradients_are_finite_differences_of_each_sentence_by_itself(family: str
                 assert (expected.abs() > 1e-7).all()
 
 
-@pytest.mark.numeric
 def test_a_head_that_is_not_read_has_no_importance(checkpoints: dict[str, Path]) -> None:
     model, inputs = loaded(checkpoints["bert"])
     assert model.heads.projections is not None
@@ -486,7 +483,6 @@ def test_a_head_that_is_not_read_has_no_importance(checkpoints: dict[str, Path])
     assert (found[1, :, 0] != 0).all()
 
 
-@pytest.mark.numeric
 def test_rows_are_means_over_sentences_and_shares_of_the_norm_of_a_layer() -> None:
     found = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     n = np.full(40, 7)
@@ -505,14 +501,12 @@ N = np.full(60, 10)
 NAMED: dict[str, Any] = {"units": "heads", "kind": "zero", "readout": "position", "layer": 3}
 
 
-@pytest.mark.numeric
 def test_a_share_is_added_at_each_step_until_all_are_ablated() -> None:
     assert counts(72, 0.1) == [0, 7, 14, 21, 28, 35, 42, 49, 56, 63, 70, 72]
     assert counts(3, 0.1) == counts(3, 0) == [0, 1, 2, 3]
     assert counts(5, 1) == [0, 5]
 
 
-@pytest.mark.numeric
 def test_importance_is_normalised_by_layer_for_heads_and_summed_for_layers() -> None:
     gradients = np.random.default_rng(0).normal(size=(30, 2, 3)).astype(np.float32)
     gradients[:, 1, 2] = 0
@@ -527,7 +521,6 @@ def test_importance_is_normalised_by_layer_for_heads_and_summed_for_layers() -> 
     assert scores(np.zeros_like(gradients), n, units_of("heads", [2], 3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.numeric
 def test_importance_is_estimated_again_without_what_is_ablated() -> None:
     units = units_of("heads", [1, 2], 2)
     seen: list[tuple[int, list[str]]] = []
@@ -546,7 +539,6 @@ def test_importance_is_estimated_again_without_what_is_ablated() -> None:
     assert all(sorted(unit.name for unit in one) == ["1-1", "1-2", "2-1", "2-2"] for _, _, one in orders)
 
 
-@pytest.mark.numeric
 def test_what_stands_in_the_place_of_heads_is_theirs_alone() -> None:
     stands = torch.arange(2 * 6, dtype=torch.float32).reshape(2, 6)
     changes = replaced_heads({(2, 1), (2, 3)}, stands, 2)
@@ -571,7 +563,6 @@ def curves(matter: list[int], order: list[int], seed: int) -> list[PruningCurve]
     return found
 
 
-@pytest.mark.numeric
 def test_an_area_is_that_under_the_curve_and_the_order_by_importance_is_found_better_than_random_ones() -> None:
     made = curves([4, 5, 6, 7], list(range(8)), 0)
     rows = curve_rows(made, N, NAMED)
@@ -591,14 +582,12 @@ def test_an_area_is_that_under_the_curve_and_the_order_by_importance_is_found_be
     assert best["percentile"] == 100
 
 
-@pytest.mark.numeric
 def test_where_no_head_matters_the_order_by_importance_is_as_good_as_any() -> None:
     p_values = [area_rows(curves([], list(range(8)), seed), N, NAMED)[0]["p_value"] for seed in range(60)]
     assert sum(p < 0.05 for p in p_values) <= 8
     assert 0.3 < np.mean(p_values) < 0.7
 
 
-@pytest.mark.numeric
 def test_of_a_loss_a_smaller_area_is_better() -> None:
     made = [
         PruningCurve(one.order, one.draw, one.units, one.at, 10 - one.sums)
