@@ -310,26 +310,9 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def wic_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Write splits as JSON lines: `hub(train=rows)` returns `hf:FOLDER`."""
-    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
-
-    def write(**splits: list[dict[str, Any]]) -> str:
-        (tmp_path / "data").mkdir()
-        for split, rows in splits.items():
-            (tmp_path / "data" / f"{split}.jsonl").write_text(
-                "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
-            )
-        return f"hf:{tmp_path / 'data'}"
-
-    return write
-
-
-def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(wic_hub: Callable[..., str]) -> None:
+def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Callable[..., str]) -> None:
     true = {**ROW, "label": 1}
-    source = wic_hub(train=[ROW, true], validation=[true], test=[{**ROW, "label": -1}])
+    source = hub(train=[ROW, true], validation=[true], test=[{**ROW, "label": -1}])
     found = read_wic(source, ["train", "dev"])
     first, second = ("Room", "and", "board", "."), ("He", "nailed", '"', "boards", '"', "across.")
     assert wic_spelled(found["train"]) == [(first, second, "board", "boards", label) for label in (False, True)]
@@ -355,10 +338,8 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(wic_hub: C
         ([{**ROW, "sentence1": 7}], "sentence1 of row 0, counted from 0, is 7, where a sentence was expected"),
     ],
 )
-def test_rows_that_are_no_pairs_are_refused(
-    wic_hub: Callable[..., str], rows: list[dict[str, Any]], words: str
-) -> None:
-    source = wic_hub(train=rows)
+def test_rows_that_are_no_pairs_are_refused(hub: Callable[..., str], rows: list[dict[str, Any]], words: str) -> None:
+    source = hub(train=rows)
     with pytest.raises(UserError, match=words):
         read_wic(source, ["train"])
 
@@ -368,11 +349,11 @@ def test_rows_that_are_no_pairs_are_refused(
     [("T", "F", ""), ("True", "False", "nan"), (1.0, 0.0, None), ("1.0", "0", "-1"), (True, False, None), (1, 0, -100)],
 )
 def test_labels_are_read_in_all_spellings_and_missing_ones_counted(
-    wic_hub: Callable[..., str], yes: Any, no: Any, missing: Any
+    hub: Callable[..., str], yes: Any, no: Any, missing: Any
 ) -> None:
     rows = [{**ROW, "label": label} for label in (yes, no, missing, yes, missing)]
     # Spans as CSV files give them.
-    source = wic_hub(train=[{**row, "start1": "9", "end1": "14"} for row in rows])
+    source = hub(train=[{**row, "start1": "9", "end1": "14"} for row in rows])
     found = read_wic(source, ["train"])["train"]
     assert found.labels.tolist() == [True, False, True]
     assert (found.n_read, found.n_pairs, found.n_unlabelled) == (5, 3, 2)
@@ -403,8 +384,8 @@ def test_all_pairs_that_are_read_have_a_label_or_are_counted(labels: list[str]) 
     assert found.n_read == len(labels) == found.n_pairs + found.n_unlabelled
 
 
-def test_a_split_that_is_not_there_is_refused(wic_hub: Callable[..., str]) -> None:
-    source = wic_hub(train=[ROW])
+def test_a_split_that_is_not_there_is_refused(hub: Callable[..., str]) -> None:
+    source = hub(train=[ROW])
     with pytest.raises(UserError, match="there is no split validation, only train"):
         read_wic(source, ["train", "dev"])
     with pytest.raises(UserError, match="leave split= out"):

@@ -398,8 +398,7 @@ def pretraining_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def section(pretraining_page: str) -> str:
-    (found,) = re.findall(r'<section id="pretrain-0".*?</section>', pretraining_page, re.DOTALL)
-    return str(found)
+    return section_of(pretraining_page, "pretrain")
 
 
 def pretraining_rows_of(table: str) -> list[list[str]]:
@@ -527,8 +526,7 @@ def series_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def series_section(series_page: str) -> str:
-    (found,) = re.findall(r'<section id="checkpoints-0".*?</section>', series_page, re.DOTALL)
-    return str(found)
+    return section_of(series_page, "checkpoints")
 
 
 def test_what_came_first_stands_there_without_a_script(series_page: str, series_section: str) -> None:

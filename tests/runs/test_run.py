@@ -284,23 +284,14 @@ def test_a_table_that_is_gone_is_named_and_one_that_is_made_on_request_is_empty(
         load_run(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def forms_run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    options: Any = BARE
-    place = tmp_path_factory.mktemp("runs")
-    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, quiet=True, **options)
-    assert made is not None
-    return made
-
-
-def test_tables_become_frames_where_pandas_is(forms_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_become_frames_where_pandas_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    for table in (forms_run.neurons, forms_run.accuracy, forms_run.positions, forms_run.classes, forms_run.top(2, 3)):
+    for table in (run.neurons, run.accuracy, run.positions, run.classes, run.top(2, 3)):
         frame = table.to_pandas()
         assert isinstance(frame, pandas.DataFrame)
         assert list(frame.columns) == list(table[0])
         assert frame["layer"].tolist() == [row["layer"] for row in table]
-    assert isinstance(forms_run.neurons, list)
+    assert isinstance(run.neurons, list)
     real = builtins.__import__
 
     def without(name: str, *args: Any, **keywords: Any) -> Any:
@@ -314,21 +305,21 @@ def test_tables_become_frames_where_pandas_is(forms_run: Run, monkeypatch: pytes
 
 
 def test_the_weight_gives_the_accuracy_on_the_test_sentences(
-    forms_run: Run, checkpoints: dict[str, Path], corpus_file: Path
+    run: Run, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:
-    cache = forms_run.folder.parent / "cache"
+    cache = run.folder.parent / "cache"
     data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), 2, cache=cache)
     store = data.sides.test.store
     assert isinstance(store, ActivationStore)
     states = torch.cat([store.read(2, shard.index) for shard in store.plan.shards])
     kept = torch.from_numpy(data.sides.test.labels >= 0)
-    predicted = (states[kept] @ forms_run.weight[0].T).argmax(1).numpy()
+    predicted = (states[kept] @ run.weight[0].T).argmax(1).numpy()
     accuracy = float((predicted == data.sides.test.labels[kept.numpy()]).mean())
-    assert accuracy == pytest.approx(forms_run.accuracy[0]["accuracy"])
-    assert len(forms_run.test_sentences) == forms_run.results["n_sentences"]["test"]
+    assert accuracy == pytest.approx(run.accuracy[0]["accuracy"])
+    assert len(run.test_sentences) == run.results["n_sentences"]["test"]
     tested = np.unique(store.tokens.sentences[kept.numpy()])
     every = corpus_file.read_text(encoding="utf-8").splitlines()
-    assert forms_run.test_sentences == [every[i] for i in tested]
+    assert run.test_sentences == [every[i] for i in tested]
 
 
 def test_test_sentences_of_a_text_that_is_no_longer_the_same_are_refused(

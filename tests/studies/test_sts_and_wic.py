@@ -252,21 +252,11 @@ def wic_data(tmp_path: Path) -> Path:
     return tmp_path / "wic"
 
 
-@pytest.fixture
-def wic_options(
-    tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What all runs here have in common; they share one cache."""
-    cache = tmp_path_factory.getbasetemp() / "wic-cache"
-    model = str(checkpoints["bert"])
-    return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "wandb": {"mode": "disabled"}}
-
-
 @rendered()
 def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = [f"--{name}={value}" for name, value in wic_options.items() if name != "wandb"]
+    args = [f"--{name}={value}" for name, value in options.items() if name != "wandb"]
     assert (
         run(COMMANDS, ["wic", str(wic_data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2", "--verbose"])
         == 0
@@ -274,7 +264,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     said = capsys.readouterr()
     assert "Layer and threshold selected on train, accuracy on dev" in said.out
     assert "always yes" in said.out
-    folder = Path(wic_options["runs"]) / "a"
+    folder = Path(options["runs"]) / "a"
     assert f"Results: {folder}" in said.out
     assert {path.name for path in folder.iterdir()} == {
         "wic.csv", "chosen.csv", "config.yaml", "results.json", "figures", "wandb"
@@ -315,10 +305,10 @@ def shuffled(pairs: list[Pair], seed: int) -> list[Pair]:
     return [(a, b, place, label) for (a, b, place, _), label in zip(pairs, labels, strict=True)]
 
 
-def test_shuffled_labels_find_nothing(wic_data: Path, wic_options: dict[str, Any]) -> None:
+def test_shuffled_labels_find_nothing(wic_data: Path, options: dict[str, Any]) -> None:
     write_wic(wic_data, "train", shuffled(TRAIN, 0))
     write_wic(wic_data, "dev", shuffled(DEV, 1))
-    found = wic(str(wic_data), quiet=True, **wic_options)
+    found = wic(str(wic_data), quiet=True, **options)
     assert found is not None
     for row in found.chosen:
         if row["protocol"] == "held_out":
@@ -326,10 +316,10 @@ def test_shuffled_labels_find_nothing(wic_data: Path, wic_options: dict[str, Any
     assert "Layer and threshold selected on train" in repr(found)
 
 
-def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, wic_options: dict[str, Any]) -> None:
-    before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **wic_options)
+def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, options: dict[str, Any]) -> None:
+    before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     write_wic(wic_data, "dev", shuffled(word_pairs(60, 7), 0))
-    after = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **wic_options)
+    after = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     assert before is not None
     assert after is not None
     assert len(before.wic) == len(after.wic) == 2 * 7
@@ -340,9 +330,9 @@ def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path,
 
 
 def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
-    wic_data: Path, wic_options: dict[str, Any], tiny_model: Callable[..., Path]
+    wic_data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:
-    planted = {**wic_options, "model": str(plant_outlier(tiny_model("bert"), 3)), "layer": 0, "quiet": True}
+    planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "layer": 0, "quiet": True}
     found = wic(str(wic_data), transforms="clip,clip_random,whiten", definition="argmin_share", components=2, **planted)
     other = wic(str(wic_data), transforms="clip,whiten", definition="variance", components=5, **planted)
     assert found is not None
@@ -358,25 +348,25 @@ def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
     assert named["whiten"]["threshold"] != unnamed["whiten"]["threshold"]
 
 
-def test_sentences_that_are_in_dev_too_are_not_fitted_on(wic_data: Path, wic_options: dict[str, Any]) -> None:
+def test_sentences_that_are_in_dev_too_are_not_fitted_on(wic_data: Path, options: dict[str, Any]) -> None:
     first, second, *rest = TRAIN[0]
     write_wic(wic_data, "dev", [*DEV, ([*first[:-1], first[-1].upper()], second, *rest)])  # type: ignore[list-item]
-    found = wic(str(wic_data), layer=0, transforms="whiten", quiet=True, **wic_options)
+    found = wic(str(wic_data), layer=0, transforms="whiten", quiet=True, **options)
     assert found is not None
     fitted = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["n_sentences_fitted_on"]
     assert fitted == len({tuple(words) for pair in TRAIN for words in pair[:2]}) - 2
 
 
 def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = wic(str(wic_data), layer=0, transforms="none", max_length=5, **wic_options)
+    found = wic(str(wic_data), layer=0, transforms="none", max_length=5, **options)
     said = capsys.readouterr().err
     assert found is not None
     results = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))
     n_cut = results["n_cut_pairs"]["dev"]
     assert f"dev: {n_cut} of 100 pairs are left out: their word was cut off" in said
-    tokenizer = load_tokenizer(resolve_model(wic_options["model"]))
+    tokenizer = load_tokenizer(resolve_model(options["model"]))
 
     def is_left(words: list[str], place: int) -> bool:
         return place in tokenizer(words, is_split_into_words=True, truncation=True, max_length=5).word_ids()
@@ -388,13 +378,13 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
 
 @pytest.mark.slow
 def test_pairs_without_a_label_or_a_known_word_are_counted(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = wic(str(wic_data), layer=0, transforms="none", quiet=True, **wic_options)
+    before = wic(str(wic_data), layer=0, transforms="none", quiet=True, **options)
     write_wic(wic_data, "dev", [*DEV, *DEV[:7]])
     gold = wic_data / "dev" / "dev.gold.txt"
     gold.write_text("".join(f"{'FT'[same]}\n" for *_, same in DEV) + "\nnan\n-1\n\n\n\n\n", encoding="utf-8")
-    after = wic(str(wic_data), layer=0, transforms="none", **wic_options)
+    after = wic(str(wic_data), layer=0, transforms="none", **options)
     assert before is not None
     assert after is not None
     assert "dev: 7 of 107 pairs have no label and are left out" in capsys.readouterr().err
@@ -402,7 +392,7 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
     assert (told["n_read_pairs"]["dev"], told["n_pairs"]["dev"], told["n_unlabelled_pairs"]["dev"]) == (107, 100, 7)
     assert after.wic == before.wic
     write_wic(wic_data, "dev", [*DEV, (["the", "☃"], ["a", "☃"], 1, True)])
-    unknown = wic(str(wic_data), layer=0, transforms="none", max_length=8, **wic_options)
+    unknown = wic(str(wic_data), layer=0, transforms="none", max_length=8, **options)
     assert unknown is not None
     assert "dev: 1 of " in (said := capsys.readouterr().err)
     assert "pairs have a word of which the model's vocabulary knows no piece; they count like the others" in said
@@ -412,9 +402,9 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
 
 
 def test_quiet_prints_a_line_a_space(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wic(str(wic_data), layer="0,1", part="dev", quiet=True, **wic_options)
+    wic(str(wic_data), layer="0,1", part="dev", quiet=True, **options)
     said = capsys.readouterr()
     assert said.err == ""
     *spaces, fitted_on, results = said.out.splitlines()
