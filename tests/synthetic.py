@@ -27,9 +27,6 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 # Tasks of position ask nothing of the text.
 CORPUS = Corpus("planted", ())
 
-# What Lightning says of training without an optimiser, of validation that only one solver needs, and of itself.
-LIGHTNING_WARNINGS = ("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",)
-
 
 def make_tokens(lengths: Sequence[int], special: bool = True, seed: int = 0) -> Tokens:
     """Return a token table with random ids; the first and last token of a sentence are special ones, or none is."""

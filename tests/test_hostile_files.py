@@ -470,15 +470,16 @@ def test_a_file_of_torch_is_not_compressed(tmp_path: Path, tiny_model: Callable[
             read()
 
 
-def test_chunks_of_zarr_are_not_counted_one_by_one(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "own.zarr", shape=(10**12, 4), chunks=(1, 4), dtype="float32")
-    with pytest.raises(UserError, match=f"{10**12 - 1} of {10**12} chunks of `own` are missing"):
-        probing.read_activations(tmp_path / "own.zarr")
-
-
-def test_a_chunk_of_zarr_fits_in_memory(tmp_path: Path) -> None:
-    zarr.create_array(tmp_path / "own.zarr", shape=(10**12, 4), chunks=(10**12, 4), dtype="float32")
-    with pytest.raises(UserError, match=r"chunks of `own` need about 16000\.0 GB of memory"):
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (1, f"{10**12 - 1} of {10**12} chunks of `own` are missing"),
+        (10**12, r"chunks of `own` need about 16000\.0 GB of memory"),
+    ],
+)
+def test_chunks_of_zarr_are_not_counted_one_by_one_and_fit_in_memory(rows: int, message: str, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "own.zarr", shape=(10**12, 4), chunks=(rows, 4), dtype="float32")
+    with pytest.raises(UserError, match=message):
         probing.read_activations(tmp_path / "own.zarr")
 
 

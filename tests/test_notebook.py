@@ -57,7 +57,6 @@ def shown(cells: str, names: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook_sees_tables_and_can_repeat_a_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

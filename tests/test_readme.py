@@ -154,7 +154,6 @@ def _planned(target: str) -> str:
     return subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, encoding="utf-8", check=True).stdout
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "line",
     [
@@ -239,11 +238,9 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         assert run(COMMANDS, args) == 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings(
     "ignore:.*(does not have many workers|tensorboardX|number of training batches|pin_memory):UserWarning"
 )
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "page",
     [

@@ -32,8 +32,6 @@ from probing.runs.loading import load_run
 from probing.tracking import resolve_mode
 from wandb_stand_in import WandbServer
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 QUICK = ["--layer", "1", "--trainer.max_epochs", "2", "--task_args.min_count", "5", "--quiet", *BARE_ARGS]
 
 

@@ -185,10 +185,9 @@ SENTENCES = make_sentences(110, seed=5, longest=16)
 # What a probe of a model of 16 neurons needs to be trained in few passes.
 OPTIONS: dict[str, Any] = {"layer": [1, 3], "probe": {"l2": 0.1}}
 WARNINGS = (
-    "ignore::DeprecationWarning",
     "ignore:.*(does not have many workers|number of training batches|in eval mode at the start):UserWarning",
     "ignore:.*tensorboardX:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
+    "ignore:.*pin_memory:UserWarning",
 )
 
 

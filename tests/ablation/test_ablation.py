@@ -53,7 +53,6 @@ def case(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory,
     return Case(checkpoints["bert"], tmp_path_factory.mktemp("cache"), sentences)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(case: Case) -> None:
     passes = case.passes()
@@ -76,7 +75,6 @@ def _n_examples(case: Case) -> list[int]:
     return [int((labels[tokens.of_sentences(i, 1)] >= 0).sum()) for i in range(tokens.n_sentences)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_every_kind_of_replacement_changes_something_and_the_jobs_name_all_of_them(case: Case) -> None:
     passes, jobs = case.passes(), all_jobs(3, 2)
     assert len(set(jobs)) == len(jobs) == 3 * (1 + 2 * len(OF_HEADS) + len(KINDS))
@@ -88,7 +86,6 @@ def test_every_kind_of_replacement_changes_something_and_the_jobs_name_all_of_th
     assert len(distinct) == len(found)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_replaced_outputs_are_what_they_are_called(case: Case) -> None:
     passes = case.passes()
     replacements = passes.replacements(2)
@@ -117,7 +114,6 @@ def _outputs_of_heads(case: Case, text: ReadText, block: int) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
     passes = HeadPasses(Readers.of(case.encoder, case.pad, "tiny"), case.train, case.train, 256, seed=0)
     drawn = passes.replacements(1).drawn.numpy()
@@ -126,7 +122,6 @@ def test_no_token_is_replaced_by_one_of_its_own_sentence(case: Case) -> None:
     assert len(set(sentences[drawn])) == 20
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for job in (
@@ -138,7 +133,6 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
         assert torch.equal(together.run(job), alone.run(job))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_ablation_changes_nothing_where_attention_is_uniform_already(
     tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]
 ) -> None:
@@ -157,7 +151,6 @@ def test_ablation_changes_nothing_where_attention_is_uniform_already(
             assert not torch.equal(passes.run(AblationJob(block, head, "zero")), intact)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_head_that_is_not_read_costs_nothing_and_the_only_one_that_is_costs_all(
     tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]
 ) -> None:
@@ -179,7 +172,6 @@ def test_a_head_that_is_not_read_costs_nothing_and_the_only_one_that_is_costs_al
             assert not effect.any(), job
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_model_is_what_it_was_to_the_bit_also_after_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = dict(case.encoder.named_modules())
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
@@ -207,7 +199,6 @@ def test_the_model_is_what_it_was_to_the_bit_also_after_an_error(case: Case, mon
     assert torch.equal(passes.run(AblationJob(2, None, None))[0], of_whole_model(case, 2))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_causal_model_is_read_too(checkpoints: dict[str, Path], tmp_path: Path, sentences: list[str]) -> None:
     passes = Case(checkpoints["gpt2"], tmp_path, sentences).passes()
     uniform = passes.replacements(1).uniform
@@ -215,7 +206,6 @@ def test_a_causal_model_is_read_too(checkpoints: dict[str, Path], tmp_path: Path
     assert not torch.equal(passes.run(AblationJob(1, 1, "uniform")), passes.run(AblationJob(1, None, None)))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_fingerprints_tell_arrays_apart_by_their_values_and_not_by_how_they_lie_in_memory() -> None:
     values = torch.arange(6.0).view(2, 3)
     assert fingerprint_of(values) == fingerprint_of(values.T.contiguous().T)
@@ -468,7 +458,6 @@ class Planted:
         return {layer: noise + (0 if job.head == 1 and layer == 2 else told) for layer in layers}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("memory", [2**29, 1])
 def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retraining, "MEMORY", memory)  # with little of it, layer after layer
@@ -483,7 +472,6 @@ def test_a_probe_that_is_trained_again_reads_what_is_still_there(memory: int, mo
     assert test.asked == ([(1, 2)] * 2 if memory > 1 else [(1,), (2,)] * 2)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_strongest_heads_and_layers_and_random_others_are_chosen() -> None:
     jobs = [job for job in all_jobs(4, 3) if job.kind in ("uniform", "zero", "skip", None)]
     effects = {job: -float(i) for i, job in enumerate(reversed(jobs)) if job.kind is not None}

@@ -56,7 +56,7 @@ from probing import ProbeClassifier
 from probing.data.module import token_types
 from probing.statistics import accuracy_interval, mean_interval
 from probing.text import assign_splits
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
+from synthetic import make_store, make_tokens, positional, sides
 
 
 @pytest.fixture
@@ -670,7 +670,6 @@ def null_runs() -> ModuleType:
     return importlib.import_module("benchmarks.null_runs")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_path: Path) -> None:
     tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 300).tolist())
     data = sides(make_store(tmp_path / "store", [positional(tokens, 20, 0.3)], tokens, shard_tokens=1000))
@@ -693,7 +692,6 @@ def test_planted_neurons_are_told_for_what_they_are(null_runs: ModuleType, tmp_p
     assert f"{sum(a.false_alarms for a in answers)} of 80 real neurons" in shown
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_same_neurons_are_flagged_no_signal_once_labels_are_permuted(null_runs: ModuleType, tmp_path: Path) -> None:
     tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 300).tolist())
     data = sides(make_store(tmp_path / "store", [positional(tokens, 20, 3.0)], tokens, shard_tokens=1000))
@@ -702,7 +700,6 @@ def test_the_same_neurons_are_flagged_no_signal_once_labels_are_permuted(null_ru
     assert answer.n_live == 20
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_planted_neurons_are_explained_as_much_as_they_say(null_runs: ModuleType) -> None:
     tokens = make_tokens([12] * 2000)
     columns = null_runs.planted_neurons(tokens, np.random.default_rng(0))
@@ -722,7 +719,6 @@ def null_tasks() -> ModuleType:
     return importlib.import_module("benchmarks.null_tasks")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["token", "word_type"])
 def test_random_tasks_agree_where_scores_are_exchanged_and_not_beyond_shuffled_labels(
@@ -749,7 +745,6 @@ def test_random_tasks_agree_where_scores_are_exchanged_and_not_beyond_shuffled_l
     assert " of 4 |" in shown
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_class_is_drawn_for_each_token_or_for_each_type(null_tasks: ModuleType, tmp_path: Path) -> None:
     tokens = make_tokens([9] * 80)
     data = sides(make_store(tmp_path / "store", [np.ones((tokens.n_tokens, 2))], tokens))
@@ -763,7 +758,6 @@ def test_a_class_is_drawn_for_each_token_or_for_each_type(null_tasks: ModuleType
         assert task.classes.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_row_a_layer_compares_the_fixed_penalty_with_the_chosen_one(tmp_path: Path) -> None:
     tokens = make_tokens(np.random.default_rng(0).integers(6, 9, 80).tolist())
     states = [positional(tokens, 32, 1.0), positional(tokens, 32, 0.2, seed=1)]
@@ -778,7 +772,6 @@ def test_a_row_a_layer_compares_the_fixed_penalty_with_the_chosen_one(tmp_path: 
     assert penalties.report(rows, 1e-4).count("\n| 80 |") == 2
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_halves_share_no_sentence_and_leave_none_out(tmp_path: Path) -> None:
     tokens = make_tokens([8] * 30)
     data = sides(make_store(tmp_path / "store", [positional(tokens, 4, 1.0)], tokens))

@@ -30,10 +30,11 @@ from probing.models.loading import ModelObject
 from probing.statistics.chance import permute_within_sentences
 from probing.text import Corpus, from_sentences
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, make_tokens, sides
+from synthetic import make_tokens, sides
+
+pytestmark = pytest.mark.numeric
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 
 CPU = {"accelerator": "cpu"}
 # Families with products of float32 in the midst of others, which torch refuses.
@@ -107,7 +108,6 @@ def nothing_is_kept(cache: Path) -> bool:
 # --- what is right is kept ---
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_long_and_short_sentences_have_the_states_that_the_plain_model_gives_each_alone(
@@ -137,7 +137,6 @@ def test_long_and_short_sentences_have_the_states_that_the_plain_model_gives_eac
                 assert typical_change(found, alone[layer][0]) < 0.03
 
 
-@pytest.mark.numeric
 def test_sentences_of_all_lengths_are_compared_the_same_ones_each_time(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -153,7 +152,6 @@ def test_sentences_of_all_lengths_are_compared_the_same_ones_each_time(
 # --- planted faults ---
 
 
-@pytest.mark.numeric
 @pytest.mark.usefixtures("unexamined")
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -174,7 +172,6 @@ def test_states_that_are_not_the_models_are_refused_and_nothing_is_kept(
     assert nothing_is_kept(tmp_path)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("fault", [keeps_state, draws_at_random])
 def test_a_model_that_does_not_repeat_itself_is_refused_before_the_extraction(
     planted: Callable[..., Request], tmp_path: Path, fault: Any, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +182,6 @@ def test_a_model_that_does_not_repeat_itself_is_refused_before_the_extraction(
     assert nothing_is_kept(tmp_path)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", [depends_on_the_batch, leaks_padding])
 def test_sentences_that_others_change_are_read_with_those_of_their_length(
@@ -194,7 +190,6 @@ def test_sentences_that_others_change_are_read_with_those_of_their_length(
     assert activations(planted(fault, dtype=dtype), tmp_path, CPU).layers() == [0, 2]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("family", "end", "n_types"), [("bert", "[SEP]", 2), ("xlnet", "</s>", 3)])
 def test_token_types_that_a_tokenizer_gives_are_passed_and_missed_where_they_are_not(
     checkpoints: dict[str, Path],
@@ -227,7 +222,6 @@ def test_token_types_that_a_tokenizer_gives_are_passed_and_missed_where_they_are
     assert nothing_is_kept(tmp_path / "not")
 
 
-@pytest.mark.numeric
 def test_a_pair_is_compared_with_the_segments_that_tell_its_sentences_apart(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +255,6 @@ def tiny(checkpoints: dict[str, Path], family: str, tokenizer_of: str, **config:
     return as_object(model, tokenizer)
 
 
-@pytest.mark.numeric
 def test_frequencies_that_the_longest_sentence_of_a_batch_chooses_are_those_of_each_sentence(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -280,7 +273,6 @@ def test_frequencies_that_the_longest_sentence_of_a_batch_chooses_are_those_of_e
         assert largest_change(store.read(2, 0)[rows], alone) < 1e-4
 
 
-@pytest.mark.numeric
 def test_attention_that_changes_for_good_at_a_length_is_refused_unless_all_sentences_are_on_one_side(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -291,7 +283,6 @@ def test_attention_that_changes_for_good_at_a_length_is_refused_unless_all_sente
     assert activations(replace(request, max_length=28), tmp_path, CPU).layers() == [0, 2]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "rwkv"])
 def test_a_model_whose_first_entry_is_a_blocks_output_is_refused(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, family: str
@@ -303,7 +294,6 @@ def test_a_model_whose_first_entry_is_a_blocks_output_is_refused(
     assert nothing_is_kept(tmp_path)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["longformer", "squeezebert"])
 def test_states_that_enter_blocks_padded_or_turned_are_taken_as_handed_out(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, family: str
@@ -315,7 +305,6 @@ def test_states_that_enter_blocks_padded_or_turned_are_taken_as_handed_out(
     assert activations(Request(source, corpus, [0, 2], batch_tokens=300), tmp_path, CPU).layers() == [0, 2]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["longformer", "led"])
 def test_units_of_a_model_that_pads_inside_are_those_of_the_plain_model(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, family: str
@@ -329,7 +318,6 @@ def test_units_of_a_model_that_pads_inside_are_those_of_the_plain_model(
 # --- when it is compared ---
 
 
-@pytest.mark.numeric
 def test_what_was_not_compared_because_of_an_interruption_is_compared_by_the_next_command(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +342,6 @@ def interrupted(*args: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.numeric
 @pytest.mark.usefixtures("unexamined")
 def test_a_cache_that_cannot_be_written_gives_nothing_that_was_not_compared(
     planted: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -373,7 +360,6 @@ def denied(cache: Path, *args: Any) -> None:
     raise NotWritable(cache, PermissionError("Permission denied"))
 
 
-@pytest.mark.numeric
 def test_layers_in_many_shards_are_compared(
     planted: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

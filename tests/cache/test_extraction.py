@@ -39,7 +39,6 @@ from probing.runtime import give_back_memory
 from probing.text import from_sentences
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
 CPU = {"accelerator": "cpu"}
 SHARD_TOKENS = 400

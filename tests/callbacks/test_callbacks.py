@@ -28,6 +28,8 @@ from probing.callbacks import without_traces
 from probing.errors import RunError
 from tiny_models import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, make, train, trained
 
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
+
 # A number is logged in float32.
 TOLERANCE = 1e-6
 
@@ -46,7 +48,6 @@ def draws() -> tuple[Any, ...]:
     return random.random(), float(np.random.random()), float(torch.rand(1))
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,7 +76,6 @@ def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], opti
     assert ends[0] == ends[1]
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(module: Lengths, tmp_path: Path) -> None:
     logged = []
 
@@ -125,7 +125,6 @@ class Kept(Lengths):
         self.tokenizer.save_pretrained(self.kept)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of_callbacks(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -150,7 +149,6 @@ def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of
             assert after[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")]
     best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_01/accuracy", mode="max")
@@ -163,7 +161,6 @@ def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: L
     assert best.best_model_score == pytest.approx(max(value for _, value in kept), abs=TOLERANCE)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.slow
 def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     def steps(until: int, start: str | None = None) -> list[int]:
@@ -193,7 +190,6 @@ def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: di
     assert steps(2, str(tmp_path / "1.ckpt")) == [8, 12]
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_nothing_is_said_and_nothing_is_left_on_the_disk(
     module: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +204,6 @@ def test_nothing_is_said_and_nothing_is_left_on_the_disk(
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_an_error_leaves_the_module_and_the_generators_as_they_are(module: Lengths) -> None:
     probes, device = callback(module), torch.device("cpu")
     probes.prepare(module, module.tokenizer, device)
@@ -232,7 +227,6 @@ def draws_of(seed: int) -> float:
         return float(torch.rand(1))
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -256,7 +250,6 @@ def test_a_mistake_is_refused_before_the_first_step(module: Lengths, options: di
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -278,7 +271,6 @@ def test_a_wrong_option_is_refused_where_it_is_given(options: dict[str, Any], wo
         probing.ProbingCallback("no_such_file.txt")
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_a_module_without_validation_is_refused(module: Lengths) -> None:
     with pytest.raises(probing.UserError, match="measures at validations, and this training has none"):
         train(module, [callback(module)], limit_val_batches=0)
@@ -292,7 +284,6 @@ class Two(nn.Module):
         self.teacher, self.student = Lengths(folder).encoder, nn.Sequential(Lengths(folder).encoder)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict[str, Path]) -> None:
     from probing.callbacks import find_in
 
@@ -305,7 +296,6 @@ def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict
         find_in(nn.Linear(1, 1))
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
     probes, device = callback(module), torch.device("cpu")
     probes.prepare(module, module.tokenizer, device)
@@ -314,7 +304,6 @@ def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
         probes.measured(module, module.tokenizer, device)
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths) -> None:
     def found(n: int) -> dict[str, float]:
         probes = callback(module, layer=2, controls="none", test_corpus=make_sentences(n, seed=9, longest=16))
@@ -330,7 +319,6 @@ def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths
 BESIDE = {"first_10_share", "first_10_share_directions", "first_10_share_p", "n_above"}
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(module: Lengths, bias: bool) -> None:
     def found(rotations: int, **probe: Any) -> dict[str, float]:
@@ -352,7 +340,6 @@ def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(mo
         assert not names & {*found(20, solver="adam")}  # which seldom comes so near
 
 
-@pytest.mark.filterwarnings(*WARNINGS)
 def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Lengths, tmp_path: Path) -> None:
     rows = "".join(f"{sentence}\t{len(sentence) / 7}\n" for sentence in SENTENCES)
     (tmp_path / "lengths.tsv").write_text(f"sentence\tlength\n{rows}", encoding="utf-8")
@@ -380,7 +367,6 @@ def probes(**options: Any) -> probing.ProbingCallback:
     return probing.ProbingCallback(SENTENCES, **{**OPTIONS, **options})
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}], ids=["float32", "bf16"])
 def test_the_training_is_the_same_to_the_byte_by_transformers(
     checkpoints: dict[str, Path], tmp_path: Path, options: dict[str, Any]
@@ -397,7 +383,6 @@ def test_the_training_is_the_same_to_the_byte_by_transformers(
     assert torch.equal(ends[0][2], ends[1][2])
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     trainer, noted = make(checkpoints["bert"], tmp_path / "trainer", save_strategy="epoch"), Sets()
     trainer.add_callback(probes().for_trainer(trainer))
@@ -434,7 +419,6 @@ class Halved(TrainerCallback):
         self._scale(others["model"], 2)
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 def test_the_weights_that_the_evaluation_used_are_measured_whatever_the_order_of_callbacks(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -449,7 +433,6 @@ def test_the_weights_that_the_evaluation_used_are_measured_whatever_the_order_of
     assert before == after != raw
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 @pytest.mark.slow
 def test_the_best_model_may_be_chosen_by_a_probe(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     how = {"save_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": False}
@@ -461,7 +444,6 @@ def test_the_best_model_may_be_chosen_by_a_probe(checkpoints: dict[str, Path], t
     assert trainer.evaluate()["eval_probe/layer_03/mean_cosine"] == pytest.approx(min(values), abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 @pytest.mark.slow
 def test_of_several_sets_the_first_is_the_evaluation_and_a_continued_training_counts_on(
     checkpoints: dict[str, Path], tmp_path: Path
@@ -477,7 +459,6 @@ def test_of_several_sets_the_first_is_the_evaluation_and_a_continued_training_co
     assert steps(2, str(tmp_path / "checkpoint-6")) == [4, 8, 12]
 
 
-@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
 @pytest.mark.parametrize(
     ("options", "of_trainer", "words"),
     [
@@ -530,7 +511,6 @@ def train_by_lightning(folder: Path, place: Path, layer: int) -> tuple[Any, Any,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_two_processes_of_lightning_have_the_numbers_of_fit(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     import probing
     from conftest import BARE
@@ -550,7 +530,6 @@ def test_two_processes_of_lightning_have_the_numbers_of_fit(checkpoints: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_two_processes_refuse_a_mistake_together(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     for rank in in_two_ranks(train_by_lightning, checkpoints["bert"], tmp_path, 4):
         kind, message, steps = rank.found
@@ -582,7 +561,6 @@ def train_by_transformers(folder: Path, place: Path) -> tuple[list[Any], Any, An
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_two_processes_of_transformers_have_the_same_numbers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     first, second = in_two_ranks(train_by_transformers, checkpoints["bert"], tmp_path)
     assert first.found == second.found

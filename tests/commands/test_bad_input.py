@@ -27,8 +27,6 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.models import source
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 USUAL = {
     "fit": [
         "--model",

@@ -27,7 +27,6 @@ from probing.runs.folder import ResumableFolder, RunFolder
 from probing.text import from_sentences
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
 DAY_S = 86_400
 

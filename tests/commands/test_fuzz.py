@@ -129,7 +129,6 @@ CORPORA = st.one_of(
 )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [10, pytest.param(900, marks=pytest.mark.fuzz)])
 def test_any_corpus_makes_a_run_or_is_refused(n: int, models: Path) -> None:
@@ -189,7 +188,6 @@ DOCUMENTS = st.one_of(
 ).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [30, pytest.param(800, marks=pytest.mark.fuzz)])
 def test_any_file_of_options_is_taken_or_refused_before_any_work(
@@ -277,7 +275,6 @@ SENSIBLE = st.one_of(
 )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(300, marks=pytest.mark.fuzz)])
 def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models: Path, sentences: list[str]) -> None:

@@ -27,7 +27,6 @@ from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
 from probing.studies.geometry import geometry
-from synthetic import LIGHTNING_WARNINGS
 
 Fit = Callable[..., Any]
 NO_WANDB = WandbOptions(mode="disabled")
@@ -60,7 +59,6 @@ def nothing_written(folder: Path) -> bool:
 # --- values ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_line(
     quick: Fit, checkpoints: dict[str, Path], corpus_file: Path, folder: Path
@@ -81,7 +79,6 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     assert {name for name in written if written[name] != plain.config[name]} == {"runs", "cache"}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -128,7 +125,6 @@ def test_several_folders_are_a_list(folder: Path) -> None:
         compare("runs/A", Path("runs/B"))  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit) -> None:
     with pytest.raises(
         TypeError, match=r"^fit\(\) got an unexpected keyword argument 'sed' \(did you mean `seed`\?\)$"
@@ -146,7 +142,6 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
         fit("bert", model="bert")  # type: ignore[misc]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     first, second = quick(name="a"), quick(name="b", seed=1)
@@ -160,7 +155,6 @@ def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     assert heads.config["run"] == str(first.folder)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_public_names_are_those_that_a_prompt_completes() -> None:
     shown = [name for name in dir(probing) if not name.startswith("__")]
     assert {"fit", "probe", "load_run", "compare", "UserError", "Run"} <= set(shown)
@@ -168,7 +162,6 @@ def test_the_public_names_are_those_that_a_prompt_completes() -> None:
     assert not {"annotations", "TYPE_CHECKING", "Any"} & set(shown)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_called_so(name: str) -> None:
     called = load_command(COMMANDS[name])
@@ -179,7 +172,6 @@ def test_every_command_can_be_called_so(name: str) -> None:
         called(**{text: 3.5})
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
     quick: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +193,6 @@ def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
 # --- sentences ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus_file: Path, folder: Path) -> None:
     sentences = corpus_file.read_text(encoding="utf-8").splitlines()
@@ -211,12 +202,10 @@ def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus
     assert run.config["corpus"] == "runs/list/corpus.txt"
     assert Path(run.config["corpus"]).read_text(encoding="utf-8") == corpus_file.read_text(encoding="utf-8")
     again = fit(**{**run.config, "name": "again"})
-    assert again is not None
     assert again.neurons == run.neurons
     assert rank(run.folder, method="anova").rankings["anova"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_both_corpora_may_be_lists(quick: Fit) -> None:
     sentences = make_sentences(200)
     run = quick(name="lists", corpus=sentences[:150], test_corpus=["a  sentence\nover lines", *sentences[150:]])
@@ -224,14 +213,12 @@ def test_both_corpora_may_be_lists(quick: Fit) -> None:
     assert run.config["test_corpus"] == "runs/lists/test_corpus.txt"
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_geometry_takes_lists_too(checkpoints: dict[str, Path], folder: Path) -> None:
     sentences = make_sentences(60)
     measured = geometry(
         checkpoints["bert"], 1, corpus=sentences, fit_corpus=sentences[:30], transforms="none", name="g",
         quiet=True, wandb={"mode": "disabled"},
     )  # fmt: skip
-    assert measured is not None
     assert len((measured.folder / "fit_corpus.txt").read_text(encoding="utf-8").splitlines()) == 30
     assert (
         yaml.safe_load((measured.folder / "config.yaml").read_text(encoding="utf-8"))["corpus"] == "runs/g/corpus.txt"
@@ -245,7 +232,6 @@ def load(checkpoint: Path, kind: Any = AutoModel) -> dict[str, Any]:
     return {"model": kind.from_pretrained(checkpoint), "tokenizer": AutoTokenizer.from_pretrained(checkpoint)}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("family", "kind"), [("bert", AutoModel), ("bert", AutoModelForMaskedLM), ("t5", AutoModel), ("bart", AutoModel)]
 )
@@ -265,7 +251,6 @@ def test_a_model_as_an_object_gives_what_its_folder_gives(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in objects["model"].state_dict().items())
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
@@ -288,7 +273,6 @@ def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Pat
     assert entry() not in (first, second)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
@@ -301,7 +285,6 @@ def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path
     assert run.accuracy[0]["untrained_accuracy"] == named.accuracy[0]["untrained_accuracy"]
     assert load_run(run.folder).config == run.config
     again = fit(**{**run.config, "name": "again", **objects})
-    assert again is not None
     assert again.config["model"] == run.config["model"]
     for repeated in (lambda: fit(**{**run.config, "name": "no"}), lambda: rank(run.folder)):
         with pytest.raises(UserError, match=r"`model=.object:BertModel@.*` was an object.*`save_pretrained`"):
@@ -312,7 +295,6 @@ def scaled(module: Any, inputs: Any, output: Any) -> Any:
     return output
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -360,11 +342,9 @@ def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytes
         "quiet": True,
         "figure_format": "svg",
     }
-    made = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("r")), **options
     )
-    assert made is not None
-    return made
 
 
 def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -> None:
@@ -387,7 +367,6 @@ def test_other_commands_write_what_is_asked_for(run: Run, tmp_path: Path, corpus
         model=run.config["model"], corpus=str(corpus_file), layer=[1, 2], transforms="none", draws=1,
         runs=str(tmp_path), cache=str(run.folder.parent / "cache"), figure_format="png", **common,
     )  # fmt: skip
-    assert measured is not None
     drawn = files(measured.folder / "figures")
     assert {"outliers.png", "anisotropy.png"} <= drawn
     assert {Path(name).suffix for name in drawn} == {".png"}

@@ -35,7 +35,6 @@ from probing.text import (
     splits_of,
 )
 from probing.text.tables import builtin_sentences
-from synthetic import LIGHTNING_WARNINGS
 
 
 def test_the_builtin_corpus_is_english_prose() -> None:
@@ -363,7 +362,6 @@ def test_words_and_columns_stay_in_step_when_sentences_are_held_out() -> None:
 NO_WANDB = WandbOptions(mode="disabled")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_empty_lines_divide_documents_and_repeated_sentences_do_not_move_them() -> None:
     corpus = from_sentences("x", ["", "a b", "c d", "", "  ", "a b", "e f", "", "a b", "", "g h", ""])
     assert corpus.sentences == ("a b", "c d", "e f", "g h")
@@ -373,7 +371,6 @@ def test_empty_lines_divide_documents_and_repeated_sentences_do_not_move_them() 
         assert from_sentences("x", lines).documents is None
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_treebank_says_where_documents_begin(tmp_path: Path) -> None:
     def sentence(word: str, *comments: str) -> str:
         return "".join(f"{comment}\n" for comment in comments) + f"1\t{word}" + "\t_" * 8 + "\n\n"
@@ -391,7 +388,6 @@ def documents(n: int, length: int = 2) -> Corpus:
     return from_sentences("m", [line for i in range(n) for line in [*(f"w{i} {j}" for j in range(length)), ""]])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_documents_are_kept_whole_where_enough_are_tested_on() -> None:
     many, few, plain = documents(60), documents(59), from_sentences("p", ["a", "b"])
     for group_by, expected in (("auto", (True, False)), ("sentence", (False, False)), ("document", (True, True))):
@@ -406,7 +402,6 @@ def test_documents_are_kept_whole_where_enough_are_tested_on() -> None:
         intervals_by_document("document", [many, plain])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("n", [60, 200, 1000])
 def test_each_document_is_on_one_side_and_enough_are_tested_on(n: int) -> None:
     corpus = documents(n, 3)
@@ -420,7 +415,6 @@ def test_each_document_is_on_one_side_and_enough_are_tested_on(n: int) -> None:
     assert splits_of(corpus, 3, "sentence") == assign_splits(corpus.sentences, 3)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_no_sentence_is_on_two_sides_and_a_document_keeps_its_own() -> None:
     lines = [line for i in range(300) for line in (f"opening {i}", f"Thanks, all{'.' * (i % 7)}", f"w{i}", "")]
     corpus = from_sentences("x", lines)
@@ -452,12 +446,10 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     found = {}
     for group_by in ("auto", "sentence"):
         one = fit(name=group_by, group_by=group_by, **options)
-        assert one is not None
         found[group_by] = one
     return found
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_run_says_what_its_intervals_are_over(made: dict[str, Run]) -> None:
     over = {name: one.results["intervals_over"] for name, one in made.items()}
@@ -473,7 +465,6 @@ def test_a_run_says_what_its_intervals_are_over(made: dict[str, Run]) -> None:
     assert "19 test documents are too few" in scope({"intervals_over": {"unit": "document", "n": 19}}, None)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_no_test_document_is_trained_on_and_a_run_read_again_has_the_same_split(made: dict[str, Run]) -> None:
     corpus = load_corpus(made["auto"].config["corpus"])
@@ -489,7 +480,6 @@ def test_no_test_document_is_trained_on_and_a_run_read_again_has_the_same_split(
     assert sum(of[sentence] in trained for sentence in by_sentence) > 0.2 * len(by_sentence)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_interval_is_that_of_documents_and_other_commands_take_it_too(made: dict[str, Run]) -> None:
     for one in made.values():
@@ -503,7 +493,6 @@ def test_the_interval_is_that_of_documents_and_other_commands_take_it_too(made: 
         assert width == pytest.approx(own["accuracy_high"] - own["accuracy_low"], rel=0.15)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sentences_of_a_document_that_are_alike_make_the_interval_wider() -> None:
     generator = np.random.default_rng(0)
     documents = np.repeat(np.arange(100), 8)
@@ -515,7 +504,6 @@ def test_sentences_of_a_document_that_are_alike_make_the_interval_wider() -> Non
     assert np.diff(by_document) > 1.3 * np.diff(by_sentence)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_documents_that_are_not_there_are_refused(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

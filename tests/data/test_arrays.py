@@ -34,6 +34,8 @@ from synthetic import make_store, make_tokens, sides
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
+pytestmark = pytest.mark.numeric
+
 N, WIDTH = 600, 5
 SIDES = ("train", "validation", "test")
 
@@ -59,7 +61,6 @@ def rows_of(sides: Any, layers: list[int]) -> dict[str, tuple[list[int], list[to
     return found
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("grouped", [False, True])
 def test_every_row_is_on_one_side_with_its_own_activations(X: Any, y: Any, grouped: bool) -> None:
     groups = np.random.default_rng(2).integers(60, size=N) if grouped else None
@@ -78,7 +79,6 @@ def test_every_row_is_on_one_side_with_its_own_activations(X: Any, y: Any, group
         assert not (of_side[0] & of_side[1] | of_side[0] & of_side[2] | of_side[1] & of_side[2])
 
 
-@pytest.mark.numeric
 def test_all_kinds_of_arrays_give_the_same_values(X: Any, y: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     kinds: dict[str, Any] = {
@@ -103,7 +103,6 @@ def test_all_kinds_of_arrays_give_the_same_values(X: Any, y: Any, tmp_path: Path
     assert torch.equal(half["test"][1][0], torch.from_numpy(X[half["test"][0]]).bfloat16().float())
 
 
-@pytest.mark.numeric
 def test_a_memory_map_is_read_shard_by_shard(tmp_path: Path) -> None:
     path = tmp_path / "large.npy"
     large = np.lib.format.open_memmap(path, "w+", np.float32, (40_000, 2048))
@@ -112,7 +111,6 @@ def test_a_memory_map_is_read_shard_by_shard(tmp_path: Path) -> None:
     assert sum(len(store.read(0, shard.index)) for shard in store.plan.shards) == 40_000
 
 
-@pytest.mark.numeric
 def test_labels_may_be_strings_and_booleans(X: Any, y: Any) -> None:
     names = np.array(["b", "a", "c"])[y]
     assert sides_of_arrays(X, names)[0].classes.tolist() == ["a", "b", "c"]
@@ -122,7 +120,6 @@ def test_labels_may_be_strings_and_booleans(X: Any, y: Any) -> None:
     assert sides_of_arrays(X, y.astype(float))[0].classes.tolist() == [0, 1, 2]
 
 
-@pytest.mark.numeric
 def test_rows_without_a_label_are_left_out_and_counted(X: Any, y: Any) -> None:
     split = np.resize(["train", "train", "test"], N)
     missing = np.arange(N) % 10 == 0
@@ -145,7 +142,6 @@ def test_rows_without_a_label_are_left_out_and_counted(X: Any, y: Any) -> None:
         assert said[0].startswith("y: 60 of 600 rows have no label (None, NaN"), kind
 
 
-@pytest.mark.numeric
 def test_what_pandas_has_for_missing_labels_is_missing(X: Any, y: Any) -> None:
     pandas = pytest.importorskip("pandas")
     labels = pandas.Series(y, dtype="Int64").where(np.arange(N) % 10 > 0)
@@ -155,7 +151,6 @@ def test_what_pandas_has_for_missing_labels_is_missing(X: Any, y: Any) -> None:
         assert sides.train.n_unlabelled + sides.test.n_unlabelled == N // 10
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("n_groups", "n_test"), [(59, None), (60, 20), (100, 20), (1000, None)])
 def test_of_sixty_groups_or_more_at_least_twenty_are_tested_on(n_groups: int, n_test: int | None) -> None:
     generator = np.random.default_rng(0)
@@ -170,7 +165,6 @@ def test_of_sixty_groups_or_more_at_least_twenty_are_tested_on(n_groups: int, n_
         assert n == Counter(side_of(str(group), 0) for group in range(n_groups))
 
 
-@pytest.mark.numeric
 def test_the_split_can_be_given(X: Any, y: Any) -> None:
     split = np.resize(["train", "train", "test", "validation"], N)
     found = rows_of(*sides_of_arrays(X, y, split=split))
@@ -178,7 +172,6 @@ def test_the_split_can_be_given(X: Any, y: Any) -> None:
         assert sorted(rows) == np.flatnonzero(split == name).tolist()
 
 
-@pytest.mark.numeric
 def test_labels_that_training_rows_lack_are_left_out_and_counted(X: Any, y: Any) -> None:
     split = np.resize(["train", "train", "test"], N)
     y[np.flatnonzero(split == "test")[:4]] = 9
@@ -188,7 +181,6 @@ def test_labels_that_training_rows_lack_are_left_out_and_counted(X: Any, y: Any)
     assert sides.test.n_tokens == N // 3 - 4
 
 
-@pytest.mark.numeric
 def test_the_fingerprint_is_of_values_and_groups(X: Any, y: Any) -> None:
     def of(array: Any, groups: Any = None) -> str:
         store = sides_of_arrays(array, y, groups)[0].train.store
@@ -207,7 +199,6 @@ def nan(X: NDArray[np.float32]) -> NDArray[np.float32]:
     return X
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -270,7 +261,6 @@ NAMED = {LATE: FIRST, EARLY: SECOND}  # the order is the one that is given, and 
 FAST: dict[str, Any] = {"replicates": 0, "evidence": "none"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_named_layer_is_a_number_that_is_shown_by_its_name() -> None:
     layer = NamedLayer(3, "block")
     assert (layer, f"{layer}", str(layer), f"{layer:02d}", layer + 1) == (3, "block", "block", "03", 4)
@@ -280,7 +270,6 @@ def test_a_named_layer_is_a_number_that_is_shown_by_its_name() -> None:
         assert (again, str(again)) == (3, "block")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("y", [Y, Y + GENERATOR.standard_normal(600)], ids=["classes", "numbers"])
 def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +296,6 @@ def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsy
     assert {(row["layer"], row["layer_name"]) for row in rows} == {(1, EARLY)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_axis_of_layers_has_the_names() -> None:
     axes = Figure().subplots()
     name_layers(axes, [NamedLayer(1, EARLY), NamedLayer(0, LATE)])
@@ -315,7 +303,6 @@ def test_the_axis_of_layers_has_the_names() -> None:
     assert axes.get_xlabel() == "layer"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_other_arrays_are_predicted_by_their_names_in_any_order() -> None:
     run = probe(NAMED, Y, quiet=True, **FAST)
     both = run.predict({EARLY: SECOND[:5], LATE: FIRST[:5]})
@@ -331,7 +318,6 @@ def test_other_arrays_are_predicted_by_their_names_in_any_order() -> None:
         run.explain(NAMED, layer="other")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -349,20 +335,17 @@ def test_mixed_and_ambiguous_keys_are_refused(keys: tuple[Any, ...], words: str)
         probe(dict.fromkeys(keys, FIRST), Y, quiet=True, **FAST)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_array_is_named_as_it_was_given() -> None:
     with pytest.raises(UserError, match=r"`X\['b'\]` has shape \(600, 5\) and another layer has \(600, 6\)"):
         probe({"a": FIRST, "b": FIRST[:, :5]}, Y, quiet=True, **FAST)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_lightning_classes_number_named_layers() -> None:
     data = ActivationDataModule.from_arrays(NAMED, Y)
     assert [type(layer) for layer in data.layers] == [int, int]
     assert LinearProbe(data.d_model, data.classes, data.layers).layers == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tables_have_no_names_where_none_were_given(tmp_path: Path) -> None:
     probe({2: FIRST, 5: SECOND}, Y, runs=tmp_path, name="n", quiet=True, **FAST)
     assert all(
@@ -412,7 +395,6 @@ def in_step(examples: Examples, batches: list[Batch]) -> list[Batch]:
     return batches
 
 
-@pytest.mark.numeric
 def test_an_epoch_has_every_example_once_in_batches_of_equal_size(batched_examples: Examples) -> None:
     batches = in_step(batched_examples, list(MiniBatches(batched_examples, [0, 1], SIZE, 0)))
     assert sorted(tokens_of(batches)) == np.flatnonzero(batched_examples.labels >= 0).tolist()
@@ -421,7 +403,6 @@ def test_an_epoch_has_every_example_once_in_batches_of_equal_size(batched_exampl
     assert min(sizes) > SIZE / 2  # none is so small that it is mostly noise
 
 
-@pytest.mark.numeric
 def test_the_seed_decides_the_order_which_is_another_each_epoch(batched_examples: Examples) -> None:
     def epochs(seed: int) -> list[list[int]]:
         mini_batches = MiniBatches(batched_examples, [0], SIZE, seed)
@@ -433,7 +414,6 @@ def test_the_seed_decides_the_order_which_is_another_each_epoch(batched_examples
     assert first not in epochs(1)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_ranks", [2, 3])
 def test_ranks_share_each_batch_of_one_process_equally(batched_examples: Examples, n_ranks: int) -> None:
     epochs = [MiniBatches(batched_examples, [0, 1], SIZE, 0)]
@@ -447,7 +427,6 @@ def test_ranks_share_each_batch_of_one_process_equally(batched_examples: Example
             assert len(batch.rows) - len(together) < n_ranks
 
 
-@pytest.mark.numeric
 def test_a_batch_too_small_to_be_shared_is_passed_over_by_all(tmp_path: Path) -> None:
     train = sides(numbered_store(tmp_path / "store", LENGTHS, 10_000)).train
     one = Examples(train.store, np.where(np.cumsum(train.labels >= 0) == 1, train.labels, -1))
@@ -457,7 +436,6 @@ def test_a_batch_too_small_to_be_shared_is_passed_over_by_all(tmp_path: Path) ->
     assert list(MiniBatches(none, [0], SIZE, 0)) == []
 
 
-@pytest.mark.numeric
 def test_examples_are_mixed_within_a_window_and_not_beyond(batched_examples: Examples) -> None:
     shards = batched_examples.store.plan.shards
     shard_of = np.repeat([shard.index for shard in shards], [shard.n_tokens for shard in shards])
@@ -476,7 +454,6 @@ def test_examples_are_mixed_within_a_window_and_not_beyond(batched_examples: Exa
     assert list(dict.fromkeys(order)) != sorted(set(order))  # shards come in random order too
 
 
-@pytest.mark.numeric
 def test_every_order_of_a_window_is_equally_likely(tmp_path: Path) -> None:
     # Four examples in two shards, one window: 24 orders, each in one of 24 epochs.
     train = sides(numbered_store(tmp_path / "store", [6] * 40, 12)).train
@@ -504,7 +481,6 @@ def _of_shards(store: HiddenStateSource, kept: Collection[int]) -> Any:
     return Some()
 
 
-@pytest.mark.numeric
 def test_half_precision_is_widened_in_the_batch(tmp_path: Path) -> None:
     train = sides(numbered_store(tmp_path / "store", [6] * 40, 32, "float16")).train
     in_step(train, list(MiniBatches(train, [0, 1], SIZE, 0)))
@@ -521,7 +497,6 @@ def size(batch: Batch) -> int:
     return sum(t.nbytes for t in batch.hidden_states) + sum(t.nbytes for t in batch[1:])
 
 
-@pytest.mark.numeric
 def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("cpu"), 10**9)
     assert len(cache) == len(batches) > 3
@@ -532,7 +507,6 @@ def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardDataset) -> No
         assert all(torch.equal(one, other) for one, other in zip(batch[1:], batches[i][1:], strict=True))
 
 
-@pytest.mark.numeric
 def test_what_does_not_fit_is_read_in_every_pass(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("meta"), size(batches[0]) + size(batches[1]) + 1)
     for _ in range(2):
@@ -543,7 +517,6 @@ def test_what_does_not_fit_is_read_in_every_pass(batches: ShardDataset) -> None:
     assert 0 <= cache.room_bytes <= 1
 
 
-@pytest.mark.numeric
 def test_without_room_nothing_is_cached(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("meta"), 0)
     assert {cache[i].labels.device.type for i in range(len(cache))} == {"cpu"}
@@ -551,7 +524,6 @@ def test_without_room_nothing_is_cached(batches: ShardDataset) -> None:
         cache[len(cache)]
 
 
-@pytest.mark.numeric
 def test_batches_together_are_all_of_them_in_order(batches: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "SHARDS_IN_A_STEP", 3)
     together = ShardGroups(batches)

@@ -56,6 +56,8 @@ from small_data import (
     write_wic,
 )
 
+pytestmark = pytest.mark.numeric
+
 
 def spelled(pairs: SentencePairs) -> list[tuple[str, str, float]]:
     sentences = pairs.corpus.sentences
@@ -308,26 +310,9 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def wic_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Write splits as JSON lines: `hub(train=rows)` returns `hf:FOLDER`."""
-    datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "arrow"))
-
-    def write(**splits: list[dict[str, Any]]) -> str:
-        (tmp_path / "data").mkdir()
-        for split, rows in splits.items():
-            (tmp_path / "data" / f"{split}.jsonl").write_text(
-                "".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8"
-            )
-        return f"hf:{tmp_path / 'data'}"
-
-    return write
-
-
-def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(wic_hub: Callable[..., str]) -> None:
+def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Callable[..., str]) -> None:
     true = {**ROW, "label": 1}
-    source = wic_hub(train=[ROW, true], validation=[true], test=[{**ROW, "label": -1}])
+    source = hub(train=[ROW, true], validation=[true], test=[{**ROW, "label": -1}])
     found = read_wic(source, ["train", "dev"])
     first, second = ("Room", "and", "board", "."), ("He", "nailed", '"', "boards", '"', "across.")
     assert wic_spelled(found["train"]) == [(first, second, "board", "boards", label) for label in (False, True)]
@@ -353,10 +338,8 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(wic_hub: C
         ([{**ROW, "sentence1": 7}], "sentence1 of row 0, counted from 0, is 7, where a sentence was expected"),
     ],
 )
-def test_rows_that_are_no_pairs_are_refused(
-    wic_hub: Callable[..., str], rows: list[dict[str, Any]], words: str
-) -> None:
-    source = wic_hub(train=rows)
+def test_rows_that_are_no_pairs_are_refused(hub: Callable[..., str], rows: list[dict[str, Any]], words: str) -> None:
+    source = hub(train=rows)
     with pytest.raises(UserError, match=words):
         read_wic(source, ["train"])
 
@@ -366,11 +349,11 @@ def test_rows_that_are_no_pairs_are_refused(
     [("T", "F", ""), ("True", "False", "nan"), (1.0, 0.0, None), ("1.0", "0", "-1"), (True, False, None), (1, 0, -100)],
 )
 def test_labels_are_read_in_all_spellings_and_missing_ones_counted(
-    wic_hub: Callable[..., str], yes: Any, no: Any, missing: Any
+    hub: Callable[..., str], yes: Any, no: Any, missing: Any
 ) -> None:
     rows = [{**ROW, "label": label} for label in (yes, no, missing, yes, missing)]
     # Spans as CSV files give them.
-    source = wic_hub(train=[{**row, "start1": "9", "end1": "14"} for row in rows])
+    source = hub(train=[{**row, "start1": "9", "end1": "14"} for row in rows])
     found = read_wic(source, ["train"])["train"]
     assert found.labels.tolist() == [True, False, True]
     assert (found.n_read, found.n_pairs, found.n_unlabelled) == (5, 3, 2)
@@ -401,8 +384,8 @@ def test_all_pairs_that_are_read_have_a_label_or_are_counted(labels: list[str]) 
     assert found.n_read == len(labels) == found.n_pairs + found.n_unlabelled
 
 
-def test_a_split_that_is_not_there_is_refused(wic_hub: Callable[..., str]) -> None:
-    source = wic_hub(train=[ROW])
+def test_a_split_that_is_not_there_is_refused(hub: Callable[..., str]) -> None:
+    source = hub(train=[ROW])
     with pytest.raises(UserError, match="there is no split validation, only train"):
         read_wic(source, ["train", "dev"])
     with pytest.raises(UserError, match="leave split= out"):
@@ -466,8 +449,6 @@ def close(found: torch.Tensor, expected: list[torch.Tensor]) -> None:
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[torch.Tensor]) -> None:
     close(sentence_vectors(store, 2, "mean"), [states[2, 1:-1].mean(0) for states in expected])
     close(sentence_vectors(store, 2, "mean_special"), [states[2].mean(0) for states in expected])
@@ -475,8 +456,6 @@ def test_sentences_are_pooled_as_told(store: ActivationStore, expected: list[tor
     close(sentence_vectors(store, 2, "first_last"), [states[[1, 2], 1:-1].mean((0, 1)) for states in expected])
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_words_are_the_means_of_their_pieces(
     store: ActivationStore, expected: list[torch.Tensor], words: list[list[str]]
 ) -> None:
@@ -495,8 +474,6 @@ def test_words_are_the_means_of_their_pieces(
     assert max(n_pieces) > 1
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> None:
     from probing.text.tokens import tokenize
 
@@ -507,16 +484,12 @@ def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> No
     assert has_pieces(tokens, wanted).tolist() == [True] * 3 + [False] * 2
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_first_token_is_special_or_not() -> None:
     lengths, ids = np.array([2, 2], dtype=np.int32), np.arange(4, dtype=np.int32)
     assert has_first_special(Tokens(lengths, ids, np.array([-1, 0, -1, 0], dtype=np.int16)))
     assert not has_first_special(Tokens(lengths, ids, np.array([-1, 0, 0, -1], dtype=np.int16)))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     a, b = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     np.testing.assert_allclose(cosines(a, b), torch.cosine_similarity(a, b).numpy(), rtol=1e-5)
@@ -526,8 +499,6 @@ def test_cosines_are_those_of_torch_and_0_without_a_direction() -> None:
     assert set(cosines(a, a + 1e-6 * a.roll(1, 1))) == {1.0}
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
     first = torch.ones(3, 4)
@@ -536,8 +507,6 @@ def test_a_vector_that_is_not_finite_has_no_cosine(value: float) -> None:
         cosines(first, torch.ones(3, 4))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_vectors_of_any_size_have_cosines() -> None:
     first, second = torch.eye(3)[:2], torch.eye(3)[[0, 2]]
     for size in (1e38, 1e-38, 1e-44):
@@ -560,7 +529,6 @@ def static_of(folder: Path, pairs: list[Any]) -> tuple[SentencePairs, StaticVect
     return one, words, FitOn(["x"], [one.corpus], [FittingText(store, kept)], words)
 
 
-@pytest.mark.numeric
 def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_path: Path) -> None:
     found, rows = [], []
     for name, pairs in (("whole", PAIRS), ("with", [*PAIRS, *UNKNOWN])):
@@ -581,7 +549,6 @@ def test_pairs_without_a_vector_are_0_in_every_space_and_change_no_other(tmp_pat
     )
 
 
-@pytest.mark.numeric
 def test_transforms_of_static_vectors_need_a_sentence_with_one(tmp_path: Path) -> None:
     one, words, text = static_of(tmp_path, PAIRS)
     check_static_text({one.label: text})
@@ -596,7 +563,6 @@ def moments(states: torch.Tensor) -> CovarianceAccumulator:
     return accumulator
 
 
-@pytest.mark.numeric
 def test_each_name_does_what_it_says() -> None:
     states = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 13) + 3
     made = fitted(TransformFitting(SPACES), moments(states).result(), [2, 5], layer=1)
@@ -616,13 +582,11 @@ def test_each_name_does_what_it_says() -> None:
     torch.testing.assert_close(few(states), made["whiten"](states)[:, :3])
 
 
-@pytest.mark.numeric
 def test_vectors_that_do_not_vary_are_centred_not_whitened() -> None:
     states = torch.ones(20, 4)
     assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() == 0
 
 
-@pytest.mark.numeric
 def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
     values = torch.randn(4, generator=torch.Generator().manual_seed(0))
     last_digit = torch.randint(0, 2, (50, 4), generator=torch.Generator().manual_seed(1))
@@ -631,7 +595,6 @@ def test_vectors_that_vary_by_rounding_alone_are_centred_not_whitened() -> None:
     assert fitted(TransformFitting(["whiten"]), moments(states).result(), [], 0)["whiten"](states).abs().max() < 1e-6
 
 
-@pytest.mark.numeric
 def test_names_are_chosen_in_the_order_of_tables() -> None:
     assert chosen("--x", "whiten,clip", SPACES) == ["clip", "whiten"]
     assert chosen("--x", ["clip"], SPACES) == ["clip"]
@@ -650,7 +613,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.numeric
 def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
     sentences = ["The cat, the \u00e9t\u00e9!", "nothing known", "New new"]
     static = read_static(str(file), sentences)
@@ -662,7 +624,6 @@ def test_a_sentence_is_the_mean_of_its_words_with_a_vector(file: Path) -> None:
     assert static.coverage(sentences) == pytest.approx((5 + 0 + 1) / (6 + 2 + 2))
 
 
-@pytest.mark.numeric
 def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
     path.write_text("3 2\nthe 1 2\ncat 3 4\ndog 5 6\n", encoding="utf-8")
@@ -671,7 +632,6 @@ def test_words_that_are_not_needed_are_not_kept_and_a_first_line_of_word2vec_is_
     assert static.vectors.shape == (2, 2)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -704,7 +664,6 @@ def tokenizer(request: pytest.FixtureRequest, sentences: list[str]) -> Any:
     return make_tokenizer(request.param, [*sentences, "the cat sat"])
 
 
-@pytest.mark.numeric
 def test_what_the_vocabulary_does_not_know_is_found_in_words_and_sentences(tokenizer: Any) -> None:
     tokens = tokenize(tokenizer, SENTENCES, 50, [sentence.split() for sentence in SENTENCES])
     assert unknown_sentences(tokens, tokenizer).tolist() == [False, True, False, False]
@@ -713,7 +672,6 @@ def test_what_the_vocabulary_does_not_know_is_found_in_words_and_sentences(token
     assert not known_tokens(tokens, tokenizer)[tokens.special].any()
 
 
-@pytest.mark.numeric
 def test_a_sentence_without_tokens_is_unknown_and_a_vocabulary_of_bytes_knows_all(sentences: list[str]) -> None:
     wordpiece = make_tokenizer("wordpiece", sentences)
     assert unknown_sentences(tokenize(wordpiece, ["​", "it"], 50), wordpiece).tolist() == [True, False]

@@ -44,6 +44,8 @@ from probing.downstream.wic import chosen as wic_chosen
 from probing.statistics.chance import percentiles
 from probing.text import from_sentences
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture
 def values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -53,7 +55,6 @@ def values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return generator.random(90) + 0.1 * gold, gold, np.repeat([0, 1, 2], [20, 30, 40])
 
 
-@pytest.mark.numeric
 def test_it_is_that_of_scipy(values: tuple[np.ndarray, ...]) -> None:
     a, b, _ = values
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic)
@@ -61,7 +62,6 @@ def test_it_is_that_of_scipy(values: tuple[np.ndarray, ...]) -> None:
     assert np.isnan(spearman(a, np.ones_like(a)))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("at", [0, 45, 89])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_has_no_rank(values: tuple[np.ndarray, ...], at: int, value: float) -> None:
@@ -74,7 +74,6 @@ def test_what_is_no_number_has_no_rank(values: tuple[np.ndarray, ...], at: int, 
         assert np.isnan(pseudo_values(one, other)).all()
 
 
-@pytest.mark.numeric
 def test_numbers_of_any_size_have_ranks(values: tuple[np.ndarray, ...]) -> None:
     a, b, _ = values
     for times in (1e300, 1e-300, 5e-324):
@@ -83,7 +82,6 @@ def test_numbers_of_any_size_have_ranks(values: tuple[np.ndarray, ...]) -> None:
         assert spearman(a, scaled) == pytest.approx(spearman(a, b))
 
 
-@pytest.mark.numeric
 def test_drawn_pairs_have_the_correlation_of_the_list_that_they_make(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
     draws = pair_draws(subset, seed=3, n_draws=5)
@@ -93,7 +91,6 @@ def test_drawn_pairs_have_the_correlation_of_the_list_that_they_make(values: tup
         assert [times[subset == one].sum() for one in range(3)] == [20, 30, 40]
 
 
-@pytest.mark.numeric
 def test_where_subsets_differ_in_level_all_is_not_mean() -> None:
     # Within each subset cosines go with scores; between them they go against each other.
     cosines = np.array([0.7, 0.8, 0.9, 0.1, 0.2, 0.3, 0.4])
@@ -108,14 +105,12 @@ def test_where_subsets_differ_in_level_all_is_not_mean() -> None:
     assert found["mean"] > found["wmean"] > 0.8
 
 
-@pytest.mark.numeric
 def test_a_set_of_one_subset_has_one_value(values: tuple[np.ndarray, ...]) -> None:
     a, b, _ = values
     found = aggregated(a, b, np.zeros(90, dtype=int))
     assert {found[how] for how in AGGREGATIONS} == {spearman(a, b)}
 
 
-@pytest.mark.numeric
 def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
     widths = []
@@ -130,7 +125,6 @@ def test_the_interval_holds_the_value_and_narrows_with_more_pairs(values: tuple[
     assert widths[0] / widths[1] == pytest.approx(3, rel=0.2)
 
 
-@pytest.mark.numeric
 def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_correlation() -> None:
     generator = np.random.default_rng(0)
     a = generator.integers(0, 8, 300).astype(np.float64)  # with ties, and more than are left out at once
@@ -148,7 +142,6 @@ def test_pseudo_values_are_those_of_leaving_out_each_pair_and_their_mean_is_the_
     assert pseudo_values(np.ones(30), b[:30]).tolist() == [0] * 30
 
 
-@pytest.mark.numeric
 def test_many_lists_are_ranked_in_blocks_as_each_by_itself(values: tuple[np.ndarray, ...]) -> None:
     a, b, subset = values
     times = pair_draws(subset, 0, 300)
@@ -191,7 +184,6 @@ def find(rows: list[Row], **wanted: object) -> Row:
 SETS = [pairs("STS12", "test", 90, 3), pairs("STS-B", "dev", 80, first=1000), pairs("STS-B", "train", 70, first=2000)]
 
 
-@pytest.mark.numeric
 def test_the_layer_is_chosen_on_other_pairs_and_in_the_published_way_on_the_set_itself() -> None:
     levels = {"STS12": (9.0, 5.0, 0.5), "STS-B dev": (0.5, 5.0, 9.0), "STS-B train": (5.0, 0.5, 9.0)}
     noise: dict[tuple[int | None, str], dict[str, float]] = {
@@ -209,7 +201,6 @@ def test_the_layer_is_chosen_on_other_pairs_and_in_the_published_way_on_the_set_
     assert best["spearman"] > of_sts12["spearman"]
 
 
-@pytest.mark.numeric
 def test_pairs_that_a_set_has_itself_do_not_choose_its_layer() -> None:
     shared = pairs("STS-B", "dev", 60, first=120)  # of STS12's sentences 0 to 179, the last 60
     made = choice(SETS[0], [SETS[0], shared])
@@ -222,7 +213,6 @@ def test_pairs_that_a_set_has_itself_do_not_choose_its_layer() -> None:
     assert choice(shared, [SETS[0], shared]) is None
 
 
-@pytest.mark.numeric
 def test_without_sts_b_nothing_is_chosen_on_other_pairs_but_for_a_single_layer() -> None:
     two: dict[tuple[int | None, str], dict[str, float]] = {(layer, "none"): {"STS12": 1.0} for layer in (0, 1)}
     rows = chosen(similar(SETS[:1], two), SETS[:1], SETS[:1], seed=0)
@@ -232,7 +222,6 @@ def test_without_sts_b_nothing_is_chosen_on_other_pairs_but_for_a_single_layer()
     assert {(row["protocol"], row["layer"]) for row in rows} == {("held_out", "")}
 
 
-@pytest.mark.numeric
 def test_every_set_layer_and_space_has_all_three_aggregations() -> None:
     noise: dict[tuple[int | None, str], dict[str, float]] = {
         (layer, name): {one.label: 1.0 for one in SETS} for layer in (0, 1) for name in ("none", "clip")
@@ -248,7 +237,6 @@ def test_every_set_layer_and_space_has_all_three_aggregations() -> None:
     assert row["n_pairs"] == 90
 
 
-@pytest.mark.numeric
 def test_a_gain_is_paired_so_that_its_interval_is_narrower_than_that_of_either() -> None:
     noise: dict[tuple[int | None, str], dict[str, float]] = {(0, "none"): {"STS12": 1.0}}
     (plain,) = similar(SETS[:1], noise)
@@ -264,7 +252,6 @@ def test_a_gain_is_paired_so_that_its_interval_is_narrower_than_that_of_either()
     assert "gain" not in plain_row
 
 
-@pytest.mark.numeric
 def test_dev_parts_are_reported_on_where_there_is_no_test_part() -> None:
     tested = [*SETS, pairs("STS-B", "test", 10), pairs("SICK-R", "dev", 10), pairs("SICK-R", "train", 10)]
     assert [one.label for one in reported(SETS)] == ["STS12", "STS-B dev"]
@@ -279,7 +266,6 @@ def threshold_pairs(request: pytest.FixtureRequest) -> tuple[Scores, Labels]:
     return np.round(generator.random(120) + 0.2 * labels.astype(np.float64), 1), labels
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_neither_above_nor_below_a_threshold(
     threshold_pairs: tuple[Scores, Labels], value: float
@@ -293,7 +279,6 @@ def test_what_is_no_number_is_neither_above_nor_below_a_threshold(
     assert np.isnan(areas).tolist() == [False, True]
 
 
-@pytest.mark.numeric
 def test_the_best_threshold_is_that_of_a_loop_over_all(threshold_pairs: tuple[Scores, Labels]) -> None:
     scores, labels = threshold_pairs
     best = best_threshold(scores, labels)
@@ -302,7 +287,6 @@ def test_the_best_threshold_is_that_of_a_loop_over_all(threshold_pairs: tuple[Sc
     assert accuracy(scores, labels, best.threshold) == pytest.approx(best.accuracy)
 
 
-@pytest.mark.numeric
 def test_a_score_equal_to_the_threshold_says_no() -> None:
     assert accuracy(np.array([0.5, 0.7]), np.array([False, True]), 0.5) == 1
     rule = best_threshold(np.array([0.5, 0.5, np.nextafter(0.5, 1)]), np.array([False, False, True]))
@@ -310,7 +294,6 @@ def test_a_score_equal_to_the_threshold_says_no() -> None:
     assert rule.threshold == 0.5  # no number lies between the two
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("label", "direction"), [(True, -1), (False, 1)])
 def test_where_all_labels_are_the_same_the_threshold_is_beyond_all_scores(label: bool, direction: int) -> None:
     scores = np.array([0.1, 0.3, 0.2])
@@ -319,7 +302,6 @@ def test_where_all_labels_are_the_same_the_threshold_is_beyond_all_scores(label:
     assert ((rule.threshold - scores) * direction >= 0).all()
 
 
-@pytest.mark.numeric
 def test_the_published_protocol_tries_nine(threshold_pairs: tuple[Scores, Labels]) -> None:
     scores, labels = threshold_pairs
     rule = best_published_threshold(scores, labels)
@@ -329,7 +311,6 @@ def test_the_published_protocol_tries_nine(threshold_pairs: tuple[Scores, Labels
     assert rule.accuracy <= best_threshold(scores, labels).accuracy
 
 
-@pytest.mark.numeric
 def test_the_area_is_that_of_scikit_learn_one_by_one_and_all_at_once(threshold_pairs: tuple[Scores, Labels]) -> None:
     scores, labels = threshold_pairs
     expected = roc_auc_score(labels, scores)
@@ -341,7 +322,6 @@ def test_the_area_is_that_of_scikit_learn_one_by_one_and_all_at_once(threshold_p
     assert np.isnan(area_under_curve(scores, np.ones_like(labels)))
 
 
-@pytest.mark.numeric
 def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
     generator = np.random.default_rng(0)
     first, second = generator.random((2, 60)) < [[0.5], [0.7]]
@@ -354,14 +334,12 @@ def test_mcnemar_is_the_sum_of_binomial_terms() -> None:
     assert mcnemar(first, first).p_value == 1
 
 
-@pytest.mark.numeric
 def test_the_exact_interval_is_that_of_the_beta_distribution() -> None:
     assert exact_interval(30, 80) == pytest.approx((beta.ppf(0.025, 30, 51), beta.ppf(0.975, 31, 50)))
     assert exact_interval(0, 20)[0] == 0
     assert np.isnan(exact_interval(0, 19)).all()
 
 
-@pytest.mark.numeric
 def test_the_interval_of_a_gain_is_as_wide_as_theory_says_and_narrow_for_one_rule_with_itself() -> None:
     generator = np.random.default_rng(1)
     first, second = generator.random((2, 500)) < [[0.5], [0.7]]

@@ -40,6 +40,8 @@ from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.training import strength
 from probing.statistics.chance import random_rotation
 
+pytestmark = pytest.mark.numeric
+
 N, D, L2 = 300, 8, 1e-3
 Array = NDArray[Any]
 
@@ -57,7 +59,6 @@ def numbers(x: Array) -> Array:
     return 3 * x[:, 2] - x[:, 5] + np.random.default_rng(1).normal(100, 2, len(x))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_probabilities_and_weights_are_those_of_logistic_regression(n_classes: int, intercept: bool) -> None:
@@ -79,7 +80,6 @@ def test_probabilities_and_weights_are_those_of_logistic_regression(n_classes: i
         assert (probe.intercept_ == 0).all()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_classes", [2, 4])
 def test_with_both_penalties_it_is_the_elastic_net_of_scikit_learn(n_classes: int) -> None:
     x, y = planted(n_classes)
@@ -95,7 +95,6 @@ def test_with_both_penalties_it_is_the_elastic_net_of_scikit_learn(n_classes: in
     assert (probe.coef_ == 0).any()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 def test_numbers_are_those_of_ridge_regression(intercept: bool) -> None:
     x, _ = planted()
@@ -120,7 +119,6 @@ def run_on_the_same(x: Array, y: Array, **options: Any) -> Any:
     return run_of(np.concatenate([x, x]), np.concatenate([y, y]), ["train"] * len(x) + ["test"] * len(x), **options)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("space", ["sd", "raw"])
 def test_classes_are_as_in_a_run_of_probe(intercept: bool, space: Any) -> None:
@@ -140,7 +138,6 @@ def test_classes_are_as_in_a_run_of_probe(intercept: bool, space: Any) -> None:
     assert nats == pytest.approx(accuracy["cross_entropy"], abs=1e-6)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 def test_numbers_are_as_in_a_run_of_probe(intercept: bool) -> None:
     x, _ = planted()
@@ -154,7 +151,6 @@ def test_numbers_are_as_in_a_run_of_probe(intercept: bool) -> None:
     np.testing.assert_allclose(probe.predict(x[:9]), [row["predicted"] for row in run.predict(x[:9])], rtol=1e-6)
 
 
-@pytest.mark.numeric
 def test_the_penalty_is_the_one_that_probe_chooses_on_the_same_split() -> None:
     x, y = planted()
     for labels, probe, scores in (
@@ -172,7 +168,6 @@ def test_the_penalty_is_the_one_that_probe_chooses_on_the_same_split() -> None:
         np.testing.assert_allclose([*probe.validation_scores_.values()], penalty[scores], rtol=1e-5)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("numeric", [False, True])
 def test_the_penalty_is_the_one_that_a_search_over_the_same_split_finds(numeric: bool) -> None:
     kind: type[ProbeClassifier | ProbeRegressor]
@@ -188,7 +183,6 @@ def test_the_penalty_is_the_one_that_a_search_over_the_same_split_finds(numeric:
     np.testing.assert_array_equal(search.best_estimator_.coef_, probe.coef_)
 
 
-@pytest.mark.numeric
 def test_contributions_are_weight_times_activation() -> None:
     for n_classes in (2, 4):
         x, y = planted(n_classes)
@@ -208,7 +202,6 @@ def concentrated(contributions: Array) -> Array:
     return np.array([highest[0] / total, sum(highest[:10]) / total, total**2 / sum(one**2 for one in contributions)])
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("n_outputs", [1, 2, 4])
 @pytest.mark.parametrize("space", ["sd", "raw"])
@@ -244,7 +237,6 @@ def test_directions_are_those_of_a_plain_loop(n_outputs: int, intercept: bool, s
         assert (row["n_rows"], row["n_rotations"], row["n_neurons"]) == (N, 19, D)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("intercept", [False, True])
 def test_planted_columns_are_above_directions_and_rotated_ones_are_not(intercept: bool) -> None:
     draw = np.random.default_rng(0)
@@ -259,7 +251,6 @@ def test_planted_columns_are_above_directions_and_rotated_ones_are_not(intercept
         assert (probe.basis_[0]["first_10_share_p"] <= 0.05) == bool(expected)
 
 
-@pytest.mark.numeric
 def test_the_certificate_holds() -> None:
     x, y = planted()
     loose, exact = (ProbeClassifier(l2=L2, tolerance=tolerance).fit(x, y) for tolerance in (1e-2, 1e-12))
@@ -291,7 +282,6 @@ def unresolved(caught: list[warnings.WarningMessage]) -> set[int]:
     return {int(column) for found in named if found for column in found[1].split(", ")}
 
 
-@pytest.mark.numeric
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(factors=FACTORS, shifts=SHIFTS, intercept=st.booleans())
 def test_units_of_columns_and_with_an_intercept_their_zeros_change_no_weight(
@@ -319,7 +309,6 @@ def test_units_of_columns_and_with_an_intercept_their_zeros_change_no_weight(
     )
 
 
-@pytest.mark.numeric
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(factors=FACTORS, shifts=SHIFTS, intercept=st.booleans())
 def test_units_of_columns_change_nothing_in_a_run_or_a_warning_names_the_column(
@@ -349,7 +338,6 @@ def test_units_of_columns_change_nothing_in_a_run_or_a_warning_names_the_column(
         assert {row["flag"] for row in run.neurons} & {"dead"} == set()
 
 
-@pytest.mark.numeric
 def test_a_column_is_constant_only_within_the_rounding_of_its_values() -> None:
     x, y, _ = carriers()
     x = np.c_[x, np.full(len(x), 0.1), np.float32(0.3) + np.float32(2**-25) * (np.arange(len(x)) % 2)]
@@ -365,7 +353,6 @@ def test_a_column_is_constant_only_within_the_rounding_of_its_values() -> None:
 LABELS = np.arange(200) % 3
 
 
-@pytest.mark.numeric
 def test_a_tenth_of_the_groups_is_held_out_as_wholes() -> None:
     groups = np.repeat(np.arange(40), 5)
     held_out = hold_out(*groups_of_rows(groups, 200), LABELS, 0.1, seed=0)
@@ -373,7 +360,6 @@ def test_a_tenth_of_the_groups_is_held_out_as_wholes() -> None:
     assert {held_out[groups == group].mean() for group in range(40)} == {0.0, 1.0}
 
 
-@pytest.mark.numeric
 def test_the_order_of_the_rows_does_not_matter_and_the_seed_does() -> None:
     groups, order = np.array([f"speaker {i // 4}" for i in range(200)]), np.random.default_rng(0).permutation(200)
     held_out, other = (hold_out(*groups_of_rows(groups, 200), LABELS, 0.2, seed) for seed in (0, 1))
@@ -382,7 +368,6 @@ def test_the_order_of_the_rows_does_not_matter_and_the_seed_does() -> None:
     assert (held_out != other).any()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(10))
 def test_every_class_keeps_rows_however_many_are_held_out(seed: int) -> None:
     labels = np.array([0] * 20 + [1] * 3 + [2])
@@ -391,13 +376,11 @@ def test_every_class_keeps_rows_however_many_are_held_out(seed: int) -> None:
     assert 0 < held_out.sum() <= 21  # all but one of each class
 
 
-@pytest.mark.numeric
 def test_at_least_one_group_is_held_out_and_at_least_one_is_left() -> None:
     assert hold_out(*groups_of_rows(None, 3), None, 0.01, seed=0).sum() == 1
     assert hold_out(*groups_of_rows(None, 3), None, 0.99, seed=0).sum() == 2
 
 
-@pytest.mark.numeric
 def test_where_no_group_can_be_held_out_a_number_is_asked_for() -> None:
     with pytest.raises(UserError, match=r"each group of rows has all rows of a class; .* such as `l2=1e-3`"):
         hold_out(*groups_of_rows(None, 3), np.arange(3), 0.1, seed=0)

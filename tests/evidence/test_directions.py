@@ -39,7 +39,7 @@ from probing.statistics.chance import random_rotation
 from probing.statistics.label_scores import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several
 from probing.statistics.moments import PenaltySpace
 from probing.tables.conclusions import basis
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, optimum, positional, sides
+from synthetic import Array, Data, make_store, make_tokens, optimum, positional, sides
 
 pytestmark = pytest.mark.numeric
 
@@ -88,7 +88,6 @@ def rows_of(found: Directions) -> list[dict[str, Any]]:
 # --- what is planted is above, and what is rotated is not ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_neurons_that_carry_the_classes_are_above_all_directions() -> None:
     found = measured(*planted())
     assert above(found) == above(found, 1) == PLANTED
@@ -101,7 +100,6 @@ def test_neurons_that_carry_the_classes_are_above_all_directions() -> None:
     assert plain["participation_ratio"] < plain["participation_ratio_lowest"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_same_signal_in_directions_is_within_the_band() -> None:
     X, y = planted()
     found = measured(X @ ortho_group.rvs(D, random_state=np.random.default_rng(5)), y)
@@ -111,7 +109,6 @@ def test_the_same_signal_in_directions_is_within_the_band() -> None:
     assert plain["first_10_share_p"] > 0.05
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_noise_is_above_no_more_often_than_by_chance() -> None:
     """Neurons without a preferred basis, and a probe of shuffled labels: p is uniform."""
     p, n_above = [], 0
@@ -128,7 +125,6 @@ def test_noise_is_above_no_more_often_than_by_chance() -> None:
     assert 0.4 < np.mean(p) < 0.6
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_neuron_with_heavy_tails_and_no_meaning_is_not_above() -> None:
     X, y = planted()
     X[:, 7] = np.random.default_rng(1).standard_t(3, N)
@@ -137,7 +133,6 @@ def test_a_neuron_with_heavy_tails_and_no_meaning_is_not_above() -> None:
     assert found.p[0, 7] > 0.5
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_large_mean_is_above_as_it_is_and_not_centred() -> None:
     generator = np.random.default_rng(0)
     X, y = generator.standard_normal((N, D)), generator.choice(3, size=N, p=[0.8, 0.1, 0.1])
@@ -150,7 +145,6 @@ def test_a_large_mean_is_above_as_it_is_and_not_centred() -> None:
 # --- what changes nothing ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_scale_of_columns_and_a_constant_column_change_nothing() -> None:
     X, y = planted()
     weight = optimum(X / X.std(0), y, CLASSES, 0, 1e-2) / X.std(0)
@@ -164,7 +158,6 @@ def test_the_scale_of_columns_and_a_constant_column_change_nothing() -> None:
     assert with_dead.p[:, D].tolist() == [1, 1]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_constant_added_to_all_classes_changes_nothing() -> None:
     X, y = planted()
     weight = optimum(X, y, CLASSES, 0, 1e-2)
@@ -174,7 +167,6 @@ def test_a_constant_added_to_all_classes_changes_nothing() -> None:
     )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_permuted_neurons_have_permuted_results() -> None:
     X, y = planted()
     order = np.random.default_rng(4).permutation(D)
@@ -187,7 +179,6 @@ def test_permuted_neurons_have_permuted_results() -> None:
 # --- against a plain loop ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 @pytest.mark.parametrize("n_classes", [1, 4])
 def test_contributions_are_those_of_a_plain_loop(space: PenaltySpace, n_classes: int) -> None:
@@ -212,7 +203,6 @@ def test_contributions_are_those_of_a_plain_loop(space: PenaltySpace, n_classes:
             np.testing.assert_allclose(own.numpy(), ordered, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_p_values_count_rotations_whose_largest_direction_contributes_as_much() -> None:
     found = measured(*planted())
     for i in range(D):
@@ -220,7 +210,6 @@ def test_p_values_count_rotations_whose_largest_direction_contributes_as_much() 
         assert float(found.p[0, i]) == pytest.approx((1 + reached) / 21)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("most", [1024, 4])
 def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of sign changes and cosine transforms spread a neuron as evenly as uniform rotations do."""
@@ -238,7 +227,6 @@ def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytes
     assert 3.6 < largest < 4.1
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_wide_layer_tells_planted_from_rotated_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chance, "MOST_DRAWN", 4)
     monkeypatch.setattr(table_module, "AT_A_TIME", 1000)  # and in parts
@@ -248,7 +236,6 @@ def test_a_wide_layer_tells_planted_from_rotated_neurons(monkeypatch: pytest.Mon
 # --- samples, edges and runs ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sample_is_never_empty_however_long_a_sentence_is() -> None:
     store = activations_of_arrays(np.random.default_rng(0).standard_normal((500, 3)).astype("f4"))
     sizes = [3, 480, 17]
@@ -265,7 +252,6 @@ def test_a_sample_is_never_empty_however_long_a_sentence_is() -> None:
         assert 50 <= few.n_tokens <= 100
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_layers_without_live_neurons_and_of_a_single_one_have_no_neuron_above() -> None:
     y = np.arange(40) % 2
     constant = np.ones((40, 3))
@@ -283,7 +269,6 @@ def run(X: Array, y: NDArray[Any], **options: Any) -> probing.Run:
     return probing.probe(X, y, split=SPLIT, quiet=True, **{"replicates": 0, "probe": {"l2": 1e-3}, **options})
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     X, y = planted()
     made = run(X, y)
@@ -303,7 +288,6 @@ def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     assert "carries label" not in said
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_ends_of_the_band_are_of_the_directions_of_the_same_rank(tmp_path: Path) -> None:
     X, y = planted()
     made = run(np.c_[X, np.full(N, 3.0)], y, runs=tmp_path)  # the last neuron is dead
@@ -321,7 +305,6 @@ def test_ends_of_the_band_are_of_the_directions_of_the_same_rank(tmp_path: Path)
     assert (dead["neuron"], dead["direction_lowest"], dead["direction_highest"]) == (D, "", "")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_numbers_are_compared_with_directions_too() -> None:
     X, _ = planted()
     numbers = 1.5 * X[:, 3] + np.random.default_rng(0).standard_normal(N)
@@ -333,7 +316,6 @@ def test_numbers_are_compared_with_directions_too() -> None:
     assert "Layer 0 favours neurons" in " ".join(made.conclusions())
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> None:
     X, y = planted()
     for options in ({"rotations": 0, "controls": "none"}, {"evidence": "none"}):
@@ -352,7 +334,6 @@ def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> N
         run(X, y, rotations=10)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_l1_penalty_is_said_to_have_its_optimum_in_one_basis() -> None:
     row = {"layer": 0, "kind": "plain", "n_above": 1, "n_neurons": 40, "n_rotations": 20}
     shares = {f"first_10_share{end}": 0.2 for end in ("", "_lowest", "_highest", "_p")}

@@ -40,9 +40,11 @@ from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
 from probing.runs.loading import load_run
 from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
-from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 from written import read_csv
+
+pytestmark = pytest.mark.numeric
 
 L2 = 1e-3
 LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
@@ -61,8 +63,6 @@ def training(tolerance: float = 1e-6) -> Training:
 # --- the estimate ---
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
     states = torch.linalg.qr(torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))[0] * 50**0.5
     scaling, weight = scaling_of(states, "raw"), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
@@ -71,16 +71,12 @@ def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
     torch.testing.assert_close(unique(weight, scaling, L2), expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_dead_neuron_is_not_unique() -> None:
     states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     states[:, 2] = 7
     assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], scaling_of(states), L2)[2] == 0
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_small_the_penalty() -> None:
     states = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
     states[:, 20:] = states[:, :20] @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1)) + 100
@@ -92,8 +88,6 @@ def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_smal
 # --- doing without ---
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_others_say_exactly_is_read_off_them() -> None:
     states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
     states[:, 4] = 2 * states[:, 0] - states[:, 3]
@@ -103,8 +97,6 @@ def test_what_others_say_exactly_is_read_off_them() -> None:
     torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
     sd = torch.arange(100.0)
     drawn = matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
@@ -114,8 +106,6 @@ def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
     assert drawn == matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_rise_is_paired_by_sentence() -> None:
     generator = np.random.default_rng(0)
     n_tokens = generator.integers(3, 30, 200)
@@ -133,8 +123,6 @@ def test_a_rise_is_paired_by_sentence() -> None:
     assert few.outcome == "unresolved"
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> None:
     assert AblationEffect(0.0002, -0.0001, 0.0009).outcome == "negligible"
     assert AblationEffect(0.0002, -0.0001, 0.0011).outcome == "unresolved"
@@ -143,8 +131,6 @@ def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> N
     assert AblationEffect(0.0, math.nan, math.nan).outcome == "unresolved"
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
@@ -167,8 +153,6 @@ def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
         assert one.low <= exact <= one.high
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_removals_are_solved_to_a_part_of_their_interval_and_no_closer(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,8 +188,6 @@ def data(tmp_path: Path) -> Data:
     return sides_of(make_store(tmp_path / "store", [states, 2 * states], tokens, shard_tokens=400))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     neurons = torch.arange(8) != 2
@@ -224,8 +206,6 @@ def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data
     )
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,8 +227,6 @@ def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themse
     assert half.n_passes < 0.8 * cut.n_passes
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()
@@ -263,8 +241,6 @@ def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     assert drawn.metrics == {}
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Data) -> None:
     layers = [0, 1]
     fits = data.fit(layers=layers, tolerance=1e-6)
@@ -292,8 +268,6 @@ def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Da
         assert [other[n] for n in range(5)] == pytest.approx([rows[n][name] for n in range(5)], rel=0.05)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Data, tmp_path: Path) -> None:
     noise = positional(data.train.store.tokens, 40, 0.0)
     strong = noise.copy()
@@ -322,7 +296,6 @@ def no_search() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("no_search")
 def test_the_curvature_of_a_layer_is_freed_before_the_next_one_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -429,7 +402,6 @@ def made(
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_random_labels_take_the_uniform_code_and_easy_ones_far_fewer_bits(made: dict[str, Run]) -> None:
     easy, random = (made[name].accuracy[0] for name in ("easy", "random"))
@@ -441,7 +413,6 @@ def test_random_labels_take_the_uniform_code_and_easy_ones_far_fewer_bits(made: 
     assert easy["accuracy"] > 0.99
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made: dict[str, Run]) -> None:
     folder = made["easy"].folder
@@ -459,7 +430,6 @@ def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made
     assert rows["erased_shuffled"]["information_low"] > erased["information_high"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["easy", "random", "capitals"])
 def test_who_looks_words_up_masters_the_control_task_so_that_selectivity_is_not_above_0(

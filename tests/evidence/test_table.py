@@ -31,10 +31,10 @@ from probing.tables.conclusions import conclusion
 from probing.tables.schema import POSITIONS
 from probing.text import Split, assign_splits
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of, read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 N_NOISE = 20
@@ -591,13 +591,11 @@ def test_thirds_of_the_positions_are_told_by_their_tokens() -> None:
 
 @pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="made",
         layer="0,2", replicates=0, controls="none", evidence="none", task_args={"min_count": 5}, quiet=True,
         wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-3, l2=1e-4),
     )  # fmt: skip
-    assert run is not None
-    return run
 
 
 @pytest.mark.slow

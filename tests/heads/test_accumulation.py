@@ -29,7 +29,8 @@ from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
 from probing.text import Corpus, from_sentences
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
+
+pytestmark = pytest.mark.numeric
 
 CPU = {"accelerator": "cpu"}
 CAUSAL = ("openai-gpt", "gpt2", "gpt_neox", "llama")
@@ -97,8 +98,6 @@ def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[
 PLAIN = Measure.of_blocks("plain", sums_of)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_sums_are_those_of_a_loop_over_single_sentences(
@@ -115,8 +114,6 @@ def test_sums_are_those_of_a_loop_over_single_sentences(
         assert_close(found.numpy(), values, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_batches_and_shards_change_nothing(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,8 +151,6 @@ class Rollout:
         return BatchValues({"labels": self.labels.sum(1)}, {"to_first": to_first}, {"sum": to_first.sum()[None]})
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_totals(
     request_for: Callable[..., Request], tmp_path: Path
@@ -200,8 +195,6 @@ def contents(cache: Path) -> dict[str, bytes]:
     return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*.safetensors"))}
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
@@ -219,8 +212,6 @@ def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     assert third.n == 0
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
     request_for: Callable[..., Request], tmp_path: Path
@@ -238,8 +229,6 @@ def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
         assert count.n == expected
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_a_model_without_attention_is_refused_and_leaves_nothing(
     tmp_path: Path, tiny_model: Callable[..., Path], request_for: Callable[..., Request]
@@ -257,8 +246,6 @@ def test_a_model_without_attention_is_refused_and_leaves_nothing(
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Request], tmp_path: Path) -> None:
     bad = Measure.of_blocks("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
@@ -266,8 +253,6 @@ def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Reque
         accumulate(request_for(), [bad], tmp_path, CPU)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("small_shards")
 def test_the_stored_sums_are_an_entry_of_the_cache(
     request_for: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -282,8 +267,6 @@ def test_the_stored_sums_are_an_entry_of_the_cache(
     assert f"{1 + len(store.plan.shards)} cached files" in capsys.readouterr().out
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
 def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str) -> None:
     source = resolve_model(str(checkpoints[family]))
@@ -396,7 +379,6 @@ def test_only_the_layers_that_are_asked_for_are_reported_under_their_numbers() -
     assert [(row["layer"], row["value"]) for row in layers] == [(1, 0), (3, 2)]
 
 
-@pytest.mark.numeric
 def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     sums, counts = generator.random((30, 2, 3)) * 5, generator.integers(0, 7, size=30)
@@ -413,7 +395,6 @@ def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.Monke
             assert [row["low"], row["high"]] == pytest.approx(np.quantile(drawn, ENDS).tolist())
 
 
-@pytest.mark.numeric
 def test_an_interval_needs_sentences_that_count() -> None:
     counts = np.zeros(60, dtype=int)
     counts[: MIN_SENTENCES - 1] = 1

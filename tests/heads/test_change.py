@@ -41,7 +41,6 @@ from probing.heads.change import (
 from probing.heads.survey import SurveyedCheckpoint, check_comparable
 from probing.models import load_tokenizer
 from probing.text import from_sentences
-from synthetic import LIGHTNING_WARNINGS
 from tiny_models import CHANGED, asked, other_padding, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
@@ -70,7 +69,6 @@ def divergence(x: Any, y: Any) -> float:
     return float((x * np.log(x / m)).sum() + (y * np.log(y / m)).sum()) / 2
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_cosines_and_divergences_are_those_of_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = ((torch.randn(2, 3, 5, 5, generator=generator) * 3).softmax(-1) for _ in range(2))
@@ -85,7 +83,6 @@ def test_cosines_and_divergences_are_those_of_a_loop() -> None:
     assert others_of_equal_length(torch.tensor([5, 4, 5, 5, 3])).tolist() == [2, 1, 3, 0, 4]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @torch.no_grad()
 def test_a_run_has_the_numbers_of_a_loop_over_sentences(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     folder = tiny_model("bert")
@@ -122,7 +119,6 @@ def test_a_run_has_the_numbers_of_a_loop_over_sentences(tiny_model: Callable[...
             assert [values[layer, None] for layer in BLOCKS] == pytest.approx(expected.reshape(3, 2).mean(1), abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_same_model_is_the_same_and_other_heads_and_sentences_are_not(
     tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -137,7 +133,6 @@ def test_the_same_model_is_the_same_and_other_heads_and_sentences_are_not(
     assert {row["n"] for row in rows if row["measure"] == "cosine" and row["of"] != OTHER_SENTENCES} == {30}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_below_a_changed_block_maps_are_exactly_the_same(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +162,6 @@ def compared(one: Request, other: Request, cache: Path) -> tuple[dict[Any, float
     )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @torch.no_grad()
 def test_rows_of_padding_count_as_in_maps_of_a_fixed_length(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +195,6 @@ def test_rows_of_padding_count_as_in_maps_of_a_fixed_length(
     assert published[SAME, None, None] == pytest.approx(float(share))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_changes_in_padding_alone_is_a_change_as_published(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +206,6 @@ def test_what_changes_in_padding_alone_is_a_change_as_published(
         assert published[SAME, layer + 1, head + 1] < 0.9999
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_without_padding_published_and_cropped_are_equal(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +223,6 @@ def test_without_padding_published_and_cropped_are_equal(
     assert min(published[SAME, 3, head] for head in (1, 2)) < 0.99
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_models_that_cannot_be_padded_so_are_refused(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +235,6 @@ def test_models_that_cannot_be_padded_so_are_refused(
         check_padding(SurveyedCheckpoint(asked(tiny_model("modernbert"))))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @torch.no_grad()
 def test_states_are_those_of_a_loop_and_below_a_changed_block_the_same(
     tiny_model: Callable[..., Path], tmp_path: Path
@@ -272,7 +262,6 @@ def test_states_are_those_of_a_loop_and_below_a_changed_block_the_same(
     assert [found[SAME, layer]["value"] == 1 for layer in range(4)] == [True, True, False, False]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @torch.no_grad()
 def test_only_the_matrix_that_was_changed_differs(tiny_model: Callable[..., Path]) -> None:
     folder = tiny_model("bert")
@@ -290,7 +279,6 @@ def test_only_the_matrix_that_was_changed_differs(tiny_model: Callable[..., Path
     assert words["layer"] is None
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_pooler_that_a_checkpoint_lacks_does_not_count_as_changed(tiny_model: Callable[..., Path]) -> None:
     from transformers import BertModel
 
@@ -302,7 +290,6 @@ def test_a_pooler_that_a_checkpoint_lacks_does_not_count_as_changed(tiny_model: 
     assert {row["value"] for row in parameter_rows(one, other)} == {1}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_cosines_in_pieces_are_exact_for_equal_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(2, 2**20 + 7, generator=generator) for _ in range(2))

@@ -48,15 +48,14 @@ from probing.tables.figures import GREY, write_drawings
 from probing.text import Corpus, from_pairs, from_sentences
 from rendering import rendered
 from small_data import batch_of, random_maps, tokens_of_words, treebank
-from synthetic import LIGHTNING_WARNINGS
+
+pytestmark = pytest.mark.numeric
 
 
 def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> HeadSurvey:
     return HeadSurvey.of(Request(resolve_model(str(model)), corpus, (), batch_tokens=200), layers, 0)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
     checkpoints: dict[str, Path], tmp_path: Path, family: str
@@ -89,8 +88,6 @@ def test_the_maps_are_those_of_the_model_and_each_is_of_its_class(
         assert CLASSES[int(classify(v, d))] == name
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
     v, d = torch.zeros(10, 2, 3), torch.zeros(10, 2, 3)
     v[:6, 1, 0] = 0.9  # vertical in six sentences, heterogeneous in the others
@@ -107,8 +104,6 @@ def test_the_head_of_a_class_is_that_whose_maps_are_most_often_of_it() -> None:
     assert maps_of_classes({"v": v, "d": d}, lengths, [1])["vertical"][0] == pytest.approx((1, 2, 4 / 9))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sentences_are_added_while_they_have_something_new() -> None:
     has = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=bool)
     assert cover(has, []) == [1, 3]
@@ -117,8 +112,6 @@ def test_sentences_are_added_while_they_have_something_new() -> None:
     assert cover(np.zeros((4, 0), dtype=bool), []) == []
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     short = [text for text in sentences if 5 <= len(text.split()) <= 8][:3]
     corpus = from_sentences("plain", [" ".join(sentences[:5]), *short])
@@ -131,15 +124,11 @@ def test_running_text_has_words_and_no_arcs(checkpoints: dict[str, Path], senten
     assert joined
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_corpus_without_a_short_sentence_has_no_examples(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     corpus = from_sentences("long", [" ".join(sentences[i : i + 5]) for i in range(0, 20, 5)])
     assert examples_of(subject_of(checkpoints["bert"], corpus, [1]), {}) is None
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_malformed_arcs_are_left_out(checkpoints: dict[str, Path]) -> None:
     corpus = treebank(8, longest=5)
     heads = tuple(("99", *of[1:]) for of in corpus.columns["head"])
@@ -162,7 +151,6 @@ def example(sentence: int, is_causal: bool = False) -> tuple[Example, WordBatch]
     return Example(of, random_maps(n, sentence).float().numpy()), words
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_attention_between_words_is_that_of_the_survey(is_causal: bool) -> None:
     import torch
@@ -183,14 +171,12 @@ def test_the_attention_between_words_is_that_of_the_survey(is_causal: bool) -> N
             assert one.mass_on_special(layer, head) == pytest.approx(np.mean(rows), rel=1e-5)
 
 
-@pytest.mark.numeric
 def test_a_word_without_a_piece_neither_attends_nor_is_attended_to() -> None:
     of = ExampleSentence(0, ["[CLS]", "a", "c"], [True, False, False], ["a", "b", "c"], [-1, 0, 2])
     one = Example(of, np.full((1, 1, 3, 3), 1 / 3, dtype=np.float32))
     assert [(i, j) for i, j, _ in one.strongest(0, 0)] == [(0, 2), (2, 0)]
 
 
-@pytest.mark.numeric
 def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) -> None:
     made = ExampleMaps([2, 4], [example(0)[0], example(1)[0]], {"diagonal": ClassExample(1, 4, 3, 0.75)})
     path = write_examples(tmp_path, made)
@@ -209,7 +195,6 @@ def test_the_file_gives_back_what_was_written_to_three_digits(tmp_path: Path) ->
     assert read_examples(tmp_path / "elsewhere") is None
 
 
-@pytest.mark.numeric
 def test_maps_that_do_not_fit_their_sentence_are_refused(tmp_path: Path) -> None:
     one = example(0)[0]
     write_examples(tmp_path, ExampleMaps([1, 2], [Example(one.of, one.maps[..., :-1])]))
@@ -251,7 +236,6 @@ def values_of(weights: np.ndarray, segments: list[int | None], causal: bool) -> 
     return above(found[0], expected[0]), above(found[1], expected[1]), above(found[2], expected[2])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_are_those_of_a_loop_over_single_pairs(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -290,7 +274,6 @@ def test_values_are_those_of_a_loop_over_single_pairs(
     assert sorted(alone.all_by_sentence()) == ["d", "v"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_pair_alone_has_the_numbers_that_it_has_in_a_batch(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -306,7 +289,6 @@ def test_a_pair_alone_has_the_numbers_that_it_has_in_a_batch(
         )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_planted_blocks_are_found_and_told_from_attention_to_words_nearby() -> None:
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, list[torch.Tensor]] = {}
@@ -338,7 +320,6 @@ def test_planted_blocks_are_found_and_told_from_attention_to_words_nearby() -> N
     assert block["share_moved_low"] <= block["share_moved"] <= block["share_moved_high"] < block["low"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_moved_boundaries_exchange_the_lengths_of_sentences_and_leave_special_tokens() -> None:
     segments = torch.tensor(
         [[-1, 0, 0, 0, -1, 1, -1, -1], [-1, 0, -1, -1, 1, 1, 1, -1], [-1, 0, -1, 1, -1, -1, -1, -1]]

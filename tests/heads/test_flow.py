@@ -38,7 +38,6 @@ from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
 from probing.text import from_sentences
-from synthetic import LIGHTNING_WARNINGS
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.numeric
@@ -98,7 +97,6 @@ def by_definition(maps: list[np.ndarray], special: np.ndarray, is_causal: bool) 
     return found
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_sums_are_those_of_a_loop_over_sentences(is_causal: bool) -> None:
     batch = padded(is_causal)
@@ -118,7 +116,6 @@ def test_sums_are_those_of_a_loop_over_sentences(is_causal: bool) -> None:
         assert counts[s].tolist() == [[(~special).sum()] * 2, [special.sum(), special.sum() - is_causal]]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_uniform_attention_has_a_closed_form() -> None:
     """U U = U, so that the product of k blocks is 2^-k I + (1 - 2^-k) U."""
     batch = padded()
@@ -139,7 +136,6 @@ def test_uniform_attention_has_a_closed_form() -> None:
                 assert float(sums[s, k, OWN, WORDS, MEASURES.index(name)] / words) == pytest.approx(float(value))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_attention_to_oneself_leaves_every_vector_its_own() -> None:
     batch = padded()
     maps = (torch.eye(8) * batch.mask[:, :, None]).float()[:, None].repeat(1, 3, 1, 1)
@@ -148,7 +144,6 @@ def test_attention_to_oneself_leaves_every_vector_its_own() -> None:
     assert not sums[:, :, OWN, :, 1:].any()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_later_blocks_multiply_from_the_left() -> None:
     """Block 1 gives each token the next one, block 2 the first one: the first one's share comes with the second's."""
     batch = padded()
@@ -167,7 +162,6 @@ def test_later_blocks_multiply_from_the_left() -> None:
     assert words["special_tokens"] == pytest.approx(1 / 4 + 1 / 4 / 6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_padding_and_batches_change_nothing_and_rows_are_means_over_a_corpus(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -375,7 +369,6 @@ def divergence(p: np.ndarray, q: np.ndarray) -> float:
     return sum(float((r[r > 0] * np.log(r[r > 0] / mean[r > 0])).sum()) / 2 for r in (p, q))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_divergences_are_those_of_a_loop() -> None:
     maps = made_up()[0][0]
     rows = maps.numpy().astype(np.float64)
@@ -385,7 +378,6 @@ def test_divergences_are_those_of_a_loop() -> None:
     assert_close(jensen_shannon(maps), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_divergence_is_0_for_equal_heads_and_ln_2_for_heads_without_a_common_key() -> None:
     apart = torch.zeros(3, 4, 4)
     apart[0, :, 0] = 1
@@ -395,7 +387,6 @@ def test_a_divergence_is_0_for_equal_heads_and_ln_2_for_heads_without_a_common_k
     assert jensen_shannon(apart[:1]).shape == (0,)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_cosines_are_those_of_flattened_maps() -> None:
     (a, _), (b, _) = made_up(1), made_up(2)
     products, of_means = cosines(a, b)
@@ -406,7 +397,6 @@ def test_cosines_are_those_of_flattened_maps() -> None:
         assert float(of_means[s]) == pytest.approx(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_without_special_tokens_the_rows_of_the_others_sum_to_1() -> None:
     maps, batch = made_up()
     left = without_special(maps, batch)
@@ -415,7 +405,6 @@ def test_without_special_tokens_the_rows_of_the_others_sum_to_1() -> None:
     assert_close(left[0, :, 1:, 1:], maps[0, :, 1:, 1:] / maps[0, :, 1:, 1:].sum(2, keepdim=True))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_long_sentence_is_compared_by_queries_that_are_evenly_spaced() -> None:
     assert queries_of(3).tolist() == [0, 1, 2]
     long = queries_of(500)
@@ -423,7 +412,6 @@ def test_a_long_sentence_is_compared_by_queries_that_are_evenly_spaced() -> None
     assert set(np.diff(long)) <= {7, 8}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_heads_are_matched_on_the_other_groups() -> None:
     products = np.zeros((GROUPS, 2, 2))
     products[::2] = [[1, 0], [0, 1]]  # here heads keep their order
@@ -460,7 +448,6 @@ def rows_of(request: Request, cache: Path) -> list[dict[str, Any]]:
     return similarity_rows(accumulate(request, [SIMILARITY], cache, {"accelerator": "cpu"})["similarity"], 3, 2)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_permuted_heads_move_the_published_cosine_alone(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,7 +468,6 @@ def test_permuted_heads_move_the_published_cosine_alone(
     assert sorted(divergences[0]) == pytest.approx(sorted(divergences[1]))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_batches_and_shards_change_nothing_and_rows_say_what_they_compare(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,7 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
 from probing.statistics import difference_interval
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
+from synthetic import make_store, make_tokens, positional, sides
 
 pytestmark = pytest.mark.numeric
 
@@ -132,7 +132,6 @@ def fitted(of: Sides, fusions: Mapping[int, Fusion], views: list[int]) -> list[L
 # --- examples ---
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("word_means", [False, True])
 @pytest.mark.parametrize("budget", [1, 2**24])
 def test_the_examples_are_those_of_any_probe(
@@ -155,7 +154,6 @@ def test_the_examples_are_those_of_any_probe(
     assert (len(examples.blocks) == examples.n) == (budget == 1)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_moments_of_a_weighted_sum_are_those_of_its_vectors(planted: Sides) -> None:
     moments = FusionMoments.of(LayersOfExamples(planted.train, LAYERS))
     states = [torch.cat([batch.hidden_states[i] for batch in read(planted.train, LAYERS)]).double() for i in range(3)]
@@ -174,7 +172,6 @@ def families(examples: LayersOfExamples) -> dict[str, FusionFamily]:
     return {"concat": weighted_family(moments)[0], "gate": gated_family(moments)}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", ["concat", "gate"])
 def test_gradients_are_those_of_finite_differences_of_the_objective_in_float64(planted: Sides, name: str) -> None:
     examples = LayersOfExamples(planted.train, LAYERS)
@@ -202,7 +199,6 @@ def test_gradients_are_those_of_finite_differences_of_the_objective_in_float64(p
         assert float(found.gradient[i]) == pytest.approx(slope, rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", ["concat", "gate"])
 def test_the_curvature_of_the_parameters_is_that_of_the_derivatives_of_all_logits(planted: Sides, name: str) -> None:
     examples = LayersOfExamples(planted.train, LAYERS)
@@ -236,7 +232,6 @@ def learned(of: Sides, name: str) -> tuple[module.Learned, LayerFit]:
     return learn(objective, torch.zeros(family.n_parameters), fit.weight, L2), fit
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_signal_that_is_planted_in_one_layer_is_found(planted: Sides) -> None:
     found, equal = learned(planted, "concat")
     assert isinstance(found.fusion, Weighted)
@@ -246,7 +241,6 @@ def test_a_signal_that_is_planted_in_one_layer_is_found(planted: Sides) -> None:
     assert found.objective < equal.objective - 0.1
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_minimum_is_that_of_another_solver_in_float64(planted: Sides) -> None:
     found, _ = learned(planted, "concat")
     assert isinstance(found.fusion, Weighted)
@@ -273,7 +267,6 @@ def test_the_minimum_is_that_of_another_solver_in_float64(planted: Sides) -> Non
     assert_close(*shares, rtol=0, atol=0.01)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_training_ends_where_the_probe_alone_can_gain_nothing(planted: Sides) -> None:
     """A probe that is trained to its optimum on the learned fusion is the same one."""
     found, _ = learned(planted, "concat")
@@ -285,7 +278,6 @@ def test_training_ends_where_the_probe_alone_can_gain_nothing(planted: Sides) ->
     assert again.objective + of_fusion <= found.objective + 1e-6
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_gate_finds_which_layer_each_token_has_its_position_in(tmp_path: Path) -> None:
     """A flag in the first neuron says in which of two layers a token has its position; no alpha is right for all."""
     tokens = make_tokens([9, 8, 10] * 40)
@@ -309,7 +301,6 @@ def test_a_gate_finds_which_layer_each_token_has_its_position_in(tmp_path: Path)
     assert right.mean() > 0.95
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_training_that_is_cut_short_says_so(planted: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PASSES", 3)
     found, equal = learned(planted, "concat")
@@ -318,7 +309,6 @@ def test_training_that_is_cut_short_says_so(planted: Sides, monkeypatch: pytest.
     assert found.objective <= equal.objective + 1e-6
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_point_at_the_optimum_of_every_parameter_stays(planted: Sides) -> None:
     """Three copies of one layer: no weights of them are better than others."""
     store = planted.train.store
@@ -349,7 +339,6 @@ def differences(rows: list[module.Row]) -> dict[tuple[str, str], module.Row]:
     return {(row["fusion"], row["against"]): row for row in rows if row["measure"] == "difference"}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_signal_in_one_layer_is_found_by_the_weights_and_lost_by_the_mean(tested: FusedProbes) -> None:
     rows = accuracy_rows("position", tested)
     found = differences(rows)
@@ -364,7 +353,6 @@ def test_a_signal_in_one_layer_is_found_by_the_weights_and_lost_by_the_mean(test
     assert found["concat", "last layer"]["layer"] == 2
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_differences_are_paired_by_sentence_on_the_same_examples(tested: FusedProbes) -> None:
     rows = accuracy_rows("position", tested)
     accuracies = {(row["fusion"], row.get("layer")): row for row in rows if row["measure"] == "accuracy"}
@@ -380,7 +368,6 @@ def test_differences_are_paired_by_sentence_on_the_same_examples(tested: FusedPr
     assert (row["low"], row["high"]) == difference_interval(correct[0] - correct[1], tested.counts)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_one_weight_gives_the_probe_of_that_layer_and_equal_weights_that_of_the_mean(
     compared_planted: Sides, tmp_path: Path
 ) -> None:
@@ -399,7 +386,6 @@ def test_one_weight_gives_the_probe_of_that_layer_and_equal_weights_that_of_the_
     assert_array_equal(equal.correct_by_sentence, of_mean.correct_by_sentence)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_permuted_labels_gain_nothing(compared_planted: Sides) -> None:
     found = compare_fusions(shuffled(compared_planted, 0), COMPARED_LAYERS, {}, seed=0)
     rows = corrected(accuracy_rows("position", found))
@@ -408,13 +394,11 @@ def test_permuted_labels_gain_nothing(compared_planted: Sides) -> None:
     assert all(row["value"] < 1.5 * chance for row in rows if row["measure"] == "accuracy")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_p_values_are_corrected_for_all_comparisons_together() -> None:
     rows = [{"p_value": 0.01}, {"value": 1.0}, {"p_value": 0.04}, {"p_value": 0.02}]
     assert [row.get("p_value") for row in corrected(rows)] == pytest.approx([0.03, None, 0.04, 0.04])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("budget", [1, 2**24])
 def test_similarities_and_weights_are_those_of_a_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
@@ -460,7 +444,6 @@ def test_similarities_and_weights_are_those_of_a_loop(
         assert weights["concat", k] == pytest.approx([0.25, -0.25, 0.5][k])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_of_both_starts_of_the_weights_the_lower_minimum_counts(
     compared_planted: Sides, tested: FusedProbes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,8 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
 from probing.tables.heads import SPECIAL
 from probing.text import Corpus, from_sentences
-from synthetic import LIGHTNING_WARNINGS
+
+pytestmark = pytest.mark.numeric
 
 N_MAPS = 150
 
@@ -103,13 +104,11 @@ def macro_f1(noise: float) -> float:
     return float(np.mean(scores))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 0.97), (0.1, 0.97), (0.2, 0.97), (0.3, 0.97), (0.4, 0.85)])
 def test_generated_maps_get_their_class(noise: float, least: float) -> None:
     assert macro_f1(noise) >= least
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("n", [3, 4, 5, 12, 60])
 def test_uniform_attention_is_heterogeneous_whatever_the_length(n: int, is_causal: bool) -> None:
@@ -120,7 +119,6 @@ def test_uniform_attention_is_heterogeneous_whatever_the_length(n: int, is_causa
     assert CLASSES[int(classify(v, d))] == "heterogeneous"
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("kind", ["vertical", "diagonal", "vertical and diagonal", "heterogeneous"])
 def test_single_sentences_have_no_block_pattern(kind: str) -> None:
     weights, batch, _ = generated(kind, 0.1, np.random.default_rng(1))
@@ -129,7 +127,6 @@ def test_single_sentences_have_no_block_pattern(kind: str) -> None:
     assert class_of(weights, batch, None) == "heterogeneous"
 
 
-@pytest.mark.numeric
 def test_values_are_0_for_uniform_and_1_for_pure_patterns() -> None:
     batch, segments = pair(20, 9)
     to_special = torch.zeros(1, 1, 20, 20)
@@ -150,7 +147,6 @@ def test_values_are_0_for_uniform_and_1_for_pure_patterns() -> None:
     assert float(blocks(batch.uniform[:, None], batch, segments)) == pytest.approx(0)
 
 
-@pytest.mark.numeric
 def test_padding_changes_nothing() -> None:
     generator = np.random.default_rng(2)
     weights, alone, segments = generated("vertical and diagonal", 0.3, generator)
@@ -175,7 +171,6 @@ def test_padding_changes_nothing() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_thresholds_are_where_they_are_said_to_be() -> None:
     def found(v: float, d: float, b: float = 0.0, factor: float = 1.0) -> str:
         one = [torch.tensor([value], dtype=torch.float64) for value in (v, d, b)]
@@ -212,7 +207,6 @@ def made_up(is_causal: bool) -> tuple[BlockAttention, SentenceBatch, Tensor]:
     return attention_of(1, weights, values, OutputProjection(matrix, torch.zeros(6)), batch), batch, types
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, _ = made_up(is_causal)
@@ -233,7 +227,6 @@ def test_the_profile_is_that_of_a_loop(is_causal: bool) -> None:
             assert {name: float(values[s, h]) for name, values in found.items()} == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     _, batch, _ = made_up(False)
     uniform = BlockAttention(1, batch.uniform[:, None].float(), torch.zeros(3, 1, 7, 2), None)
@@ -249,7 +242,6 @@ def test_means_over_queries_of_uniform_and_of_pure_attention() -> None:
     assert float(previous["entropy"].sum()) == 0
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
     attention, batch, types = made_up(is_causal)
@@ -273,7 +265,6 @@ def test_what_types_get_is_that_of_a_loop(is_causal: bool) -> None:
                 assert float(found["column_max"][s, h, t]) == pytest.approx(largest, abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equal_norms_change_no_mass_and_a_vector_of_norm_0_gets_none() -> None:
     attention, batch, types = made_up(False)
     same = BlockAttention(1, attention.probabilities, torch.ones_like(attention.values), attention.projection)
@@ -319,7 +310,6 @@ def words_of(corpus: Corpus, folder: Path) -> dict[str, set[str]]:
     return {name: {str(text) for text in texts[members]} for name, members in types_of(tokens, corpus, special).items()}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "roberta", "gpt2"])
 def test_types_are_found_by_words_and_not_by_parts_of_them(checkpoints: dict[str, Path], family: str) -> None:
     found = words_of(TREEBANK, checkpoints[family])
@@ -336,7 +326,6 @@ def test_types_are_found_by_words_and_not_by_parts_of_them(checkpoints: dict[str
     assert {"not", "doesn", "can"} <= running[NEGATION]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_measure_sums_over_a_corpus_and_uniform_attention_lifts_nothing(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -421,7 +410,6 @@ def uniform_model(folder: Path, name: str, sentences: list[str], implementation:
     return folder
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
@@ -455,7 +443,6 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     assert_close(rolled[:, :, 0], rolled[:, :, 1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_mask_is_that_of_the_model_even_where_attention_is_sharp(

@@ -43,7 +43,6 @@ from probing.heads.position_controls import (
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics.chance import rank_p
 from probing.text import Corpus, from_sentences
-from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = pytest.mark.numeric
 
@@ -402,7 +401,6 @@ def by_loops(maps: Tensor, ordinary: Tensor) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_attention_at_offsets_is_that_of_a_loop_and_ignores_special_tokens_and_padding() -> None:
     generator = torch.Generator().manual_seed(0)
     lengths, heads, longest = (14, 5, 1, 3), 2, 14
@@ -420,7 +418,6 @@ def test_attention_at_offsets_is_that_of_a_loop_and_ignores_special_tokens_and_p
     assert len(OFFSETS) == 20
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_head_that_attends_to_one_offset_has_all_its_mass_and_hits_there() -> None:
     maps = torch.zeros(1, 1, 9, 9)
     for i in range(9):
@@ -440,7 +437,6 @@ def request_of_bert(checkpoints: dict[str, Path], sentences: list[str]) -> Reque
     return Request(resolve_model(str(checkpoints["bert"])), corpus, [1])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_told_positions_are_those_that_the_model_is_told(request_of_bert: Request, tmp_path: Path) -> None:
     seed = 3
     from dataclasses import replace
@@ -470,7 +466,6 @@ def test_told_positions_are_those_that_the_model_is_told(request_of_bert: Reques
                 assert torch.allclose(store.by_sentence(name)[s, layer], expected, atol=1e-5), (name, layer)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sums_of_a_corpus_are_kept_by_sentence(request_of_bert: Request, tmp_path: Path) -> None:
     (store,) = accumulate(request_of_bert, [AT_OFFSETS], tmp_path, {"accelerator": "cpu"}).values()
     sums = store.all_by_sentence()

@@ -40,7 +40,8 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.text import Corpus, from_words
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
+
+pytestmark = pytest.mark.numeric
 
 GOOD = "He left the old house quietly\t1\tsource\t3-4\n"
 
@@ -226,8 +227,6 @@ def made_up_maps(tokens: Tokens, seed: int) -> list[torch.Tensor]:
     ]
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_links_at_random_have_uniform_p_values() -> None:
     tokens, upos = tokens_and_upos(0)
@@ -243,8 +242,6 @@ def test_links_at_random_have_uniform_p_values() -> None:
     assert 0.01 <= np.mean(np.array(smallest) <= 0.05) <= 0.1
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_planted_head_is_found_in_its_direction_alone() -> None:
     tokens, upos = tokens_and_upos(2)
     links = random_links(np.random.default_rng(3), upos)
@@ -263,8 +260,6 @@ def test_a_planted_head_is_found_in_its_direction_alone() -> None:
     assert all(row["p_value"] > 0.01 for row in rows if row is not best)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_pairs_of_a_kind_look_alike() -> None:
     tokens, upos = tokens_and_upos(5)
     links = random_links(np.random.default_rng(6), upos)
@@ -305,8 +300,6 @@ def maps_of_model(request: Request, tokens: Tokens) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(checkpoints: dict[str, Path]) -> None:
     corpus = from_words("made up", [text.split() for text in make_sentences(200, longest=12)])
     source = resolve_model(str(checkpoints["bert"]))
@@ -332,8 +325,6 @@ def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(chec
     assert rows_of_scores(np.zeros((200, 2, 3, 2), dtype=np.float32), everywhere, 0) == []
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentences: list[str], tmp_path: Path) -> None:
     short = [sentence for sentence in long_sentences if 5 < len(sentence.split()) <= 12][:8]
     path = tmp_path / "roles.tsv"
@@ -362,8 +353,6 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
     assert role_scores(pairs_of(fewer, tokens, 0)).settings != measure.settings
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_fillers_of_one_predicate_are_no_evidence_of_their_own() -> None:
     """Predicates with four random fillers, in maps in which some words attend to all others and some to none."""
     tokens, upos = tokens_and_upos(8)
@@ -396,7 +385,6 @@ def placements(stratum: np.ndarray, linked: np.ndarray, log_ways: np.ndarray) ->
     return Placements(np.arange(len(linked))[:, None], stratum, linked, np.full(len(linked), 9), log_ways, 0)
 
 
-@pytest.mark.numeric
 def test_what_lengths_explain_is_that_of_least_squares_with_a_mean_for_each_kind() -> None:
     generator = np.random.default_rng(7)
     stratum, lengths = generator.integers(0, 6, 80) * 3, generator.integers(5, 15, 80)
@@ -413,7 +401,6 @@ def test_what_lengths_explain_is_that_of_least_squares_with_a_mean_for_each_kind
     np.testing.assert_array_equal(at_one_length(values, made), values)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_choices_are_drawn_with_the_product_of_their_odds(m: int) -> None:
     log_odds = np.array([0.0, -1.0, 0.5, 2.0, -3.0])
@@ -430,7 +417,6 @@ def test_choices_are_drawn_with_the_product_of_their_odds(m: int) -> None:
                                   draw_placements(log_odds - 600, m, 99, np.random.default_rng(1)))  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_the_slope_is_that_of_the_greatest_likelihood_over_all_choices() -> None:
     generator = np.random.default_rng(2)
     stratum, ways = np.repeat([3, 5, 9], 8), generator.random(24) * 3
@@ -458,7 +444,6 @@ def of_links(generator: np.random.Generator, slope: float) -> tuple[np.ndarray, 
     return values.astype(np.float32), placements(stratum, linked, ways)
 
 
-@pytest.mark.numeric
 @pytest.mark.slow
 @pytest.mark.parametrize("slope", [-1.5, 0.0, 1.0])
 def test_links_that_depend_on_the_ways_alone_are_seldom_significant_and_a_planted_head_is(slope: float) -> None:
@@ -477,7 +462,6 @@ def test_links_that_depend_on_the_ways_alone_are_seldom_significant_and_a_plante
     assert found.p_value[1, 0, 2] == found.p_value.min() == 1 / 40
 
 
-@pytest.mark.numeric
 def test_unlinked_is_the_mean_by_kind_and_odds() -> None:
     stratum = np.array([0, 0, 0, 1, 1])
     linked = np.array([True, False, False, False, True])

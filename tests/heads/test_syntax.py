@@ -59,13 +59,11 @@ from probing.statistics import difference_p_value
 from probing.tables.heads import beats_offset, finds_relation
 from probing.text import Corpus, from_sentences, load_corpus
 from small_data import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
-from synthetic import LIGHTNING_WARNINGS
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.numeric
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_words_and_what_they_attend_to_are_those_of_a_loop() -> None:
     corpus = treebank(6)
     tokens = tokens_of_words(corpus)
@@ -94,7 +92,6 @@ def test_words_and_what_they_attend_to_are_those_of_a_loop() -> None:
                 assert (found.from_word[s, h, len(own) :] == -1).all()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_ties_go_to_the_lower_index_and_a_word_alone_has_no_other() -> None:
     words = WordBatch(torch.tensor([[-1, 0, 1, 2, -1], [-1, 0, -1, -1, -1]]))
     uniform = words.maps(torch.full((2, 1, 5, 5), 0.2))
@@ -126,7 +123,6 @@ def planted(corpus: Corpus, relation: str, query: str) -> MapsOf:
     return maps_of
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("query", ["dependent", "head"])
 def test_a_planted_head_is_found_and_right_about_every_arc(query: str) -> None:
     parts = []
@@ -156,7 +152,6 @@ def made_up_arcs(generator: np.random.Generator, n_sentences: int, n_relations: 
     return Arcs(sentences, words, heads, relations[generator.integers(n_relations, size=len(words))])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_shuffled_heads_of_a_treebank_seldom_give_a_false_alarm() -> None:
     generator = np.random.default_rng(0)
     alarms = []
@@ -173,7 +168,6 @@ def test_shuffled_heads_of_a_treebank_seldom_give_a_false_alarm() -> None:
     assert np.mean(alarms) <= 0.05
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_best_offset_is_chosen_on_train_and_out_of_range_is_wrong() -> None:
     generator = np.random.default_rng(1)
     parts, others = [], []
@@ -198,7 +192,6 @@ def test_the_best_offset_is_chosen_on_train_and_out_of_range_is_wrong() -> None:
     assert relation_rows(parts[0], parts[1], least=len(reported) + 1) == []
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_relation_of_a_head_is_that_in_which_it_is_furthest_above_the_offset() -> None:
     """Against a loop by definition; one head carries a relation between words far apart."""
     generator = np.random.default_rng(5)
@@ -239,7 +232,6 @@ def test_the_relation_of_a_head_is_that_in_which_it_is_furthest_above_the_offset
     assert head_relation_rows(parts[0], parts[1], least=10_000) == []
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equally_good_offsets_and_heads_go_to_the_nearest_and_the_first() -> None:
     assert OFFSETS[:4] == (-1, 1, -2, 2)
     assert (min(OFFSETS), max(OFFSETS), len(OFFSETS)) == (-10, 10, 20)
@@ -263,7 +255,6 @@ LINES = """\
 """
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_arcs_are_between_words_without_multiword_tokens_and_empty_nodes(tmp_path: Path) -> None:
     path = tmp_path / "x.conllu"
     path.write_text(LINES + "\n", encoding="utf-8")
@@ -284,7 +275,6 @@ def test_arcs_are_between_words_without_multiword_tokens_and_empty_nodes(tmp_pat
         arcs_of(plain, "--test_corpus")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_a_model_s_heads_are_scored_as_in_a_loop_over_its_own_attention(
     checkpoints: dict[str, Path], tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
@@ -322,7 +312,6 @@ def test_a_model_s_heads_are_scored_as_in_a_loop_over_its_own_attention(
     assert set(found.of_sentences(half).arcs.sentences.tolist()) <= {0, 1, 2, 3}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_work_is_linear_in_the_tokens(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +335,6 @@ def test_the_work_is_linear_in_the_tokens(
     assert kept == as_much_kept
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_trees_are_the_heaviest_ones(is_causal: bool) -> None:
     corpus = treebank(8)
@@ -372,7 +360,6 @@ def test_trees_are_the_heaviest_ones(is_causal: bool) -> None:
             assert edges == {frozenset((int(there[i]), int(there[j]))) for i, j in zip(*expected.coords, strict=True)}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_uniform_attention_joins_all_words_to_the_first_and_no_word_makes_no_tree() -> None:
     words = WordBatch(torch.tensor([[-1, 1, 2, 3, -1], [-1, 0, -1, -1, -1], [-1, -1, -1, -1, -1]]))
     found = spanning_trees(words.maps(torch.full((3, 2, 5, 5), 0.2)), words)
@@ -397,7 +384,6 @@ def scores(seed: int, weight: float) -> ScoredArcs:
     return scored_trees(kept_of(tree_measure(corpus), corpus, tokens, maps_of), corpus)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_planted_tree_has_all_edges_but_those_at_punctuation_and_random_ones_do_not_beat_the_chain() -> None:
     train, test, other = scores(0, 50), scores(1, 50), scores(2, 0)
     rows = tree_rows(train, test, untrained=(other, other))
@@ -413,7 +399,6 @@ def test_a_planted_tree_has_all_edges_but_those_at_punctuation_and_random_ones_d
     assert {row["baseline"] for row in rows} == {best["baseline"]}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_chain_is_that_of_words_that_are_not_punctuation() -> None:
     corpus = treebank(30, 4)
     found = scored_trees(
@@ -432,7 +417,6 @@ def test_the_chain_is_that_of_words_that_are_not_punctuation() -> None:
     assert (int(found.chain.sum()), len(found.chain)) == (expected, n)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_trees_of_a_model_s_heads_do_not_depend_on_batches(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = treebank(12, seed=3)
     right = []
@@ -562,7 +546,6 @@ def made(n: int, seed: int, weight: float, sentences: NDArray[np.bool_] | None =
     return candidates_of(Listed(corpus, seed, weight), corpus, sentences)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_candidates_are_all_other_words_of_the_chosen_sentences() -> None:
     corpus = treebank(12)
     chosen = np.arange(12) % 2 == 1
@@ -577,7 +560,6 @@ def test_candidates_are_all_other_words_of_the_chosen_sentences() -> None:
     assert (np.searchsorted(found.first, found.gold, side="right") - 1 == np.arange(len(found.arcs))).all()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_value_and_gradient_are_those_of_the_definition() -> None:
     found = made(8, 1, 0.1)
     weight = torch.randn(2, N_HEADS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -596,7 +578,6 @@ def test_value_and_gradient_are_those_of_the_definition() -> None:
     torch.testing.assert_close(gradient, weight.grad, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_probe_is_at_the_optimum_that_scipy_finds() -> None:
     found = made(60, 2, 0.1)
     weight, solution = fit(found)
@@ -625,7 +606,6 @@ def answered(weight: float) -> ProbeScores:
     return ProbeScores((train.arcs, train.right(weights)), (test.arcs, test.right(weights)), solution)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_planted_arcs_are_all_found_and_without_them_the_best_offset_is_not_beaten() -> None:
     planted, random = answered(5.0), answered(0.0)
     row = probe_row(planted, untrained=random)
@@ -637,7 +617,6 @@ def test_planted_arcs_are_all_found_and_without_them_the_best_offset_is_not_beat
     assert probe_row(random)["difference_low"] < 0.02
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sample_of_sentences_fits_into_its_memory_and_depends_on_the_seed() -> None:
     corpus = treebank(50)
     lengths = np.array([len(words) for words in corpus.words or ()])
@@ -649,7 +628,6 @@ def test_a_sample_of_sentences_fits_into_its_memory_and_depends_on_the_seed() ->
     assert sample_sentences(corpus, 7, 0).all()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_pairs_of_a_model_agree_with_what_it_attends_to_most(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

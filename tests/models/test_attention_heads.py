@@ -25,6 +25,8 @@ from probing.models.attention_heads import find_heads, find_query_keys, read_hea
 from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, largest_slope, norm_of
 from probing.models.sites import find_site
 
+pytestmark = pytest.mark.numeric
+
 # Half of what ConvBERT's output projection reads is made by a convolution. XLNet's is no module, but an `einsum`.
 N_HEADS_OF = {"convbert": 1}
 WITHOUT_PROJECTION = {"xlnet"}
@@ -51,7 +53,6 @@ def read(encoder: Any, batch: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", READ)
 def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])
@@ -64,7 +65,6 @@ def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: s
         assert heads.projections == find_site(encoder, examine(encoder), "attention").modules
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", sorted(REFUSED))
 def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])
@@ -73,7 +73,6 @@ def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: 
         find_heads(encoder, examine(encoder))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", READ)
 @torch.no_grad()
 def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
@@ -98,7 +97,6 @@ def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
             assert not to_padding.any()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", [family for family in READ if family not in WITHOUT_PROJECTION])
 @torch.inference_mode()
 def test_what_heads_add_is_the_output_of_the_projection(
@@ -129,7 +127,6 @@ def test_what_heads_add_is_the_output_of_the_projection(
         assert_close(norms, (values.double() @ part.matrix.double()).norm(dim=-1), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "mpnet", "t5"])
 @torch.inference_mode()
 def test_hidden_states_stay_as_they_are_to_the_bit(
@@ -155,7 +152,6 @@ def test_hidden_states_stay_as_they_are_to_the_bit(
     assert torch.equal(encoder(**batch).last_hidden_state, before[-1])
 
 
-@pytest.mark.numeric
 @torch.inference_mode()
 def test_nothing_runs_after_the_last_attention(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:2])
@@ -166,7 +162,6 @@ def test_nothing_runs_after_the_last_attention(checkpoints: dict[str, Path], sen
     assert len(calls) == heads.n_layers - 1
 
 
-@pytest.mark.numeric
 def test_permuted_heads_are_permuted(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:3])
     plain = read(encoder, batch)
@@ -186,7 +181,6 @@ def test_permuted_heads_are_permuted(checkpoints: dict[str, Path], sentences: li
         assert_close(found, expected)
 
 
-@pytest.mark.numeric
 @torch.inference_mode()
 def test_queries_that_share_keys() -> None:
     from transformers import AutoModel, LlamaConfig
@@ -207,7 +201,6 @@ def test_queries_that_share_keys() -> None:
 
 
 # Told to do without AVX-512, torch 2.13 fails on a processor with AMX: "pack_vnni2 is only supported when avx512 is"...
-@pytest.mark.numeric
 @pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="not this processor's own attention in bfloat16")
 @torch.inference_mode()
 def test_half_precision_is_read_in_float32(checkpoints: dict[str, Path], sentences: list[str]) -> None:
@@ -217,7 +210,6 @@ def test_half_precision_is_read_in_float32(checkpoints: dict[str, Path], sentenc
         assert_close(probabilities, whole, rtol=0, atol=0.1)
 
 
-@pytest.mark.numeric
 def test_a_model_without_attention_weights_is_refused() -> None:
     from transformers import AutoModel, FNetConfig
 
@@ -250,7 +242,6 @@ class OneBlock(nn.Module):
         return SimpleNamespace(hidden_states=(states, made), last_hidden_state=made)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("n", "accepted"), [(1, True), (2, False), (0, False)])
 def test_more_or_fewer_attentions_than_blocks_are_refused(n: int, accepted: bool) -> None:
     encoder: Any = OneBlock(n).eval()
@@ -268,7 +259,6 @@ WITH_NORM = {"gpt2", "t5"}
 WITH_BIASES = {"mpnet", "t5"}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", [family for family in CORE if family not in WITHOUT])
 @torch.inference_mode()
 def test_products_of_queries_and_keys_are_the_attention(
@@ -296,7 +286,6 @@ def test_products_of_queries_and_keys_are_the_attention(
         assert float((scores.softmax(-1) - probabilities[0]).abs().max()) < 1e-5
 
 
-@pytest.mark.numeric
 def test_biases_are_the_model_s_own_at_offsets_longer_than_those_it_is_found_on(checkpoints: dict[str, Path]) -> None:
     encoder: Any = load_encoder(resolve_model(str(checkpoints["mpnet"])))
     anatomy = examine(encoder)
@@ -309,7 +298,6 @@ def test_biases_are_the_model_s_own_at_offsets_longer_than_those_it_is_found_on(
         assert_close(found, own - own[:, :1, :1], atol=1e-5, rtol=0)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", sorted(WITHOUT - {"convbert"}))
 def test_models_whose_scores_have_another_term_are_refused(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load_encoder(resolve_model(str(checkpoints[family])))
@@ -406,7 +394,6 @@ PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", PARTS)
 def test_the_parts_of_a_block_are_found_by_what_they_compute(family: str, checkpoints: dict[str, Path]) -> None:
     encoder = untouched(checkpoints[family])
@@ -420,7 +407,6 @@ def test_the_parts_of_a_block_are_found_by_what_they_compute(family: str, checkp
         assert block.n_heads == 2
 
 
-@pytest.mark.numeric
 def test_shared_blocks_are_found_once_for_each_time_they_run(checkpoints: dict[str, Path]) -> None:
     encoder: Any = untouched(checkpoints["albert"])
     found = find_blocks(encoder, examine(encoder))
@@ -428,7 +414,6 @@ def test_shared_blocks_are_found_once_for_each_time_they_run(checkpoints: dict[s
     assert [block.norm_2 for block in found] == [shared.full_layer_layer_norm] * 3
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["gpt2", "modernbert", "t5", "convbert", "deberta", "xlnet"])
 def test_other_blocks_are_told_apart(family: str, checkpoints: dict[str, Path]) -> None:
     encoder = untouched(checkpoints[family])
@@ -436,7 +421,6 @@ def test_other_blocks_are_told_apart(family: str, checkpoints: dict[str, Path]) 
         find_blocks(encoder, examine(encoder))
 
 
-@pytest.mark.numeric
 def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path]) -> None:
     encoder: Any = untouched(checkpoints["bert"])
     layers = encoder.encoder.layer
@@ -449,7 +433,6 @@ def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path
         find_blocks(encoder, examine(encoder))
 
 
-@pytest.mark.numeric
 def test_slopes_of_activation_functions_are_those_of_calculus() -> None:
     root = np.sqrt(2)
     assert largest_slope(torch.nn.functional.gelu) == pytest.approx(norm.cdf(root) + root * norm.pdf(root), abs=1e-6)

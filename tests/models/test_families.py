@@ -44,12 +44,10 @@ from probing.models.residual_stream import HookPoint, StreamSite, UnknownParts, 
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
-from synthetic import LIGHTNING_WARNINGS
 
 PAGE = (ROOT / "docs" / "notes" / "families.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_text_becomes_a_ranked_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
@@ -70,7 +68,6 @@ def test_text_becomes_a_ranked_table(
     assert "Layers: test accuracy of the probe and of its controls" in output.out
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in CORE])
 def test_text_becomes_hidden_states_of_every_layer(
@@ -86,13 +83,11 @@ def test_text_becomes_hidden_states_of_every_layer(
     assert len(store.tokens.sentences) > 2000
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_page_says_what_the_family_does(checkpoints: dict[str, Path], family: str) -> None:
     assert page_row(family, checkpoints[family]) in PAGE.splitlines()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_page_lists_no_other_family() -> None:
     table = PAGE.split("<!-- families -->")[1].split("<!-- end of families -->")[0]
     assert len([line for line in table.splitlines() if line.startswith("| ")]) == 1 + len(FAMILIES)

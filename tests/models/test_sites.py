@@ -24,6 +24,8 @@ from probing.models import SiteName, layout_at, load_encoder, parse_layers, reso
 from probing.models.anatomy import Anatomy, examine
 from probing.models.sites import Dictionary, activations, find_site, highest, load_dictionary
 
+pytestmark = pytest.mark.numeric
+
 # Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a
 # convolution, XLNet's blocks are no list that receives the hidden states, and the first block of LFM2 has no heads.
 REFUSED = {("convbert", "attention"), ("xlnet", "mlp"), ("xlnet", "attention"), ("lfm2", "attention")}
@@ -441,7 +443,6 @@ def by_hand(tensors: dict[str, torch.Tensor], x: torch.Tensor, architecture: str
     return rows
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("norm", ["none", "constant_norm_rescale", "layer_norm"])
 @pytest.mark.parametrize("subtracts", [True, False])
 @pytest.mark.parametrize("architecture", ["standard", "topk", "jumprelu", "gated"])
@@ -462,7 +463,6 @@ def test_features_are_those_of_the_published_formula(
     assert 0 < int((expected > 0).sum()) < expected.numel()
 
 
-@pytest.mark.numeric
 def test_a_topk_dictionary_may_rank_by_the_length_of_decoder_vectors(tmp_path: Path) -> None:
     tensors, x = tensors_of("topk"), states()
     site = write(tmp_path / "d", tensors, architecture="topk", k=K, rescale_acts_by_decoder_norm=True)
@@ -472,7 +472,6 @@ def test_a_topk_dictionary_may_rank_by_the_length_of_decoder_vectors(tmp_path: P
     assert bool(((plain > 0) != (expected > 0)).any())
 
 
-@pytest.mark.numeric
 def test_sparsify_names_its_weights_otherwise_and_subtracts_the_bias(tmp_path: Path) -> None:
     tensors, x = tensors_of("topk"), states()
     folder = tmp_path / "layers.1"
@@ -488,7 +487,6 @@ def test_sparsify_names_its_weights_otherwise_and_subtracts_the_bias(tmp_path: P
         assert layout_at(site, None, "tiny", 4).layer == 2  # what block 1 of 0, 1, ... returns
 
 
-@pytest.mark.numeric
 def test_of_equal_values_the_lower_numbers_are_taken_and_no_more_than_k() -> None:
     rows = torch.tensor([
         [1.0, 2.0, 2.0, 0.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]
@@ -497,7 +495,6 @@ def test_of_equal_values_the_lower_numbers_are_taken_and_no_more_than_k() -> Non
     assert highest(rows, 6).tolist() == rows.tolist()
 
 
-@pytest.mark.numeric
 def test_a_threshold_is_not_reached_by_what_is_equal_to_it(tmp_path: Path) -> None:
     tensors = tensors_of("jumprelu") | {
         "W_enc": torch.eye(D_IN, N_FEATURES), "b_enc": torch.zeros(N_FEATURES), "threshold": torch.ones(N_FEATURES),
@@ -512,7 +509,6 @@ def test_a_threshold_is_not_reached_by_what_is_equal_to_it(tmp_path: Path) -> No
     ]
 
 
-@pytest.mark.numeric
 def test_what_is_active_is_what_is_not_0() -> None:
     tensors = tensors_of("topk")
     dictionary, x = Dictionary("topk", tensors["W_enc"], tensors["b_enc"], k=K), states()
@@ -523,7 +519,6 @@ def test_what_is_active_is_what_is_not_0() -> None:
     assert len(values) == N * K
 
 
-@pytest.mark.numeric
 def test_earlier_versions_keep_everything_in_one_level(tmp_path: Path) -> None:
     tensors, x = tensors_of("topk"), states()
     old = {"architecture": None, "activation_fn_str": "topk", "activation_fn_kwargs": {"k": K}, "metadata": None,
@@ -535,7 +530,6 @@ def test_earlier_versions_keep_everything_in_one_level(tmp_path: Path) -> None:
     assert layout_at(site, None, "tiny", 4).layer == 2
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("hook", "layer"),
     [
@@ -578,7 +572,6 @@ DICTIONARY_REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("hook", ["layers.1", "encoder.layer.1", "transformer.h.1"])
 def test_hidden_states_of_transformers_are_never_centred(tmp_path: Path, hook: str) -> None:
     own = {"model_from_pretrained_kwargs": None, "metadata": {"hook_name": hook}}
@@ -587,7 +580,6 @@ def test_hidden_states_of_transformers_are_never_centred(tmp_path: Path, hook: s
     assert dictionary_load(site).n_features == N_FEATURES
 
 
-@pytest.mark.numeric
 def test_what_the_metadata_say_of_centring_counts(tmp_path: Path) -> None:
     for is_centred in (True, False):
         told = {"hook_name": HOOK, "model_from_pretrained_kwargs": {"center_writing_weights": is_centred}}
@@ -604,7 +596,6 @@ def test_what_the_metadata_say_of_centring_counts(tmp_path: Path) -> None:
             assert dictionary_load(site).n_features == N_FEATURES
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("config", "message"), DICTIONARY_REFUSED)
 def test_what_is_not_known_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     site = write(tmp_path / "d", tensors_of("standard"), **config)
@@ -612,7 +603,6 @@ def test_what_is_not_known_is_refused(tmp_path: Path, config: dict[str, Any], me
         dictionary_load(site)
 
 
-@pytest.mark.numeric
 def test_weights_with_an_unknown_part_or_without_numbers_are_refused(tmp_path: Path) -> None:
     tensors = tensors_of("standard")
     for name, more, message in (
@@ -624,7 +614,6 @@ def test_weights_with_an_unknown_part_or_without_numbers_are_refused(tmp_path: P
             dictionary_load(write(tmp_path / name, {**tensors, **more}))
 
 
-@pytest.mark.numeric
 def test_layers_and_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     site = write(tmp_path / "d", tensors_of("standard"))
     for layer, message in (

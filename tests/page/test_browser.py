@@ -15,7 +15,7 @@ from probing import load_run, report
 from report_runs import make_run, make_survey
 from written import read_csv, write_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,6 @@ def choose(browser: Any, selector: str, value: str) -> None:
     option.click()
 
 
-@pytest.mark.slow
 def test_the_script_shows_the_rows_that_were_there_without_it(opened: Any, folder: Path) -> None:
     rows = load_run(folder).top(2, 10)
     assert column(opened, "neuron") == [str(row["neuron"]) for row in rows]
@@ -105,7 +104,6 @@ def test_the_script_shows_the_rows_that_were_there_without_it(opened: Any, folde
     assert column(opened, "flag") == [row["flag"] for row in rows]
 
 
-@pytest.mark.slow
 def test_the_table_sorts_by_any_column_both_ways(opened: Any, find: Callable[[str], Any], folder: Path) -> None:
     values = sorted((row["eta_squared"] for row in load_run(folder).neurons if row["layer"] == 2), reverse=True)
     head = find("th[data-key=eta_squared]")
@@ -125,7 +123,6 @@ def test_the_table_sorts_by_any_column_both_ways(opened: Any, find: Callable[[st
     assert column(opened, "cross_entropy_without")[:4] == ["unresolved", "+0.0006", "+0.0250", ""]
 
 
-@pytest.mark.slow
 def test_the_table_filters_by_layer_flag_and_neuron(opened: Any, find: Callable[[str], Any], folder: Path) -> None:
     rows = load_run(folder).neurons
     status = find(".filters [role=status]")
@@ -151,7 +148,6 @@ def test_the_table_filters_by_layer_flag_and_neuron(opened: Any, find: Callable[
     )
 
 
-@pytest.mark.slow
 def test_the_map_says_what_is_under_the_pointer_and_the_keys(
     opened: Any, find: Callable[[str], Any], folder: Path
 ) -> None:
@@ -180,7 +176,6 @@ def test_the_map_says_what_is_under_the_pointer_and_the_keys(
     assert find(".picked").text == "Layer 0, neuron 14"
 
 
-@pytest.mark.slow
 def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     opened: Any, find: Callable[[str], Any], folder: Path
 ) -> None:
@@ -208,7 +203,6 @@ def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     assert find(".tip").text == find(".detail .readout").text
 
 
-@pytest.mark.slow
 def test_a_picked_neuron_leads_to_its_own_block_if_it_has_one(
     opened: Any, find: Callable[[str], Any], folder: Path
 ) -> None:
@@ -236,7 +230,6 @@ def relative(values: list[float]) -> list[float]:
     return [value / max(values) for value in values]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "column", "text"),
     [
@@ -249,7 +242,6 @@ def test_what_rounds_to_0_has_no_sign(opened: Any, number: float, column: str, t
     assert opened.execute_script(f"return shown({number}, {column})") == text
 
 
-@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Callable[[str], Any]) -> None:
     def paper() -> str:
         return str(opened.execute_script("return getComputedStyle(document.documentElement).backgroundColor"))
@@ -272,7 +264,6 @@ def test_the_theme_follows_the_system_until_it_is_switched(opened: Any, find: Ca
     assert (paper(), button.text) == (dark, "Light")
 
 
-@pytest.mark.slow
 def test_a_small_screen_scrolls_no_further_than_its_text(opened: Any) -> None:
     metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -282,7 +273,6 @@ def test_a_small_screen_scrolls_no_further_than_its_text(opened: Any) -> None:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.slow
 def test_every_control_is_reached_with_the_tabulator_key_and_seen_to_be(opened: Any) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -300,7 +290,6 @@ def test_every_control_is_reached_with_the_tabulator_key_and_seen_to_be(opened: 
     assert all(outlined for name, outlined in found.items() if name != "BODY"), found
 
 
-@pytest.mark.slow
 def test_a_page_without_its_script_still_reads(browser: Any, page: str) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
@@ -315,7 +304,6 @@ def test_a_page_without_its_script_still_reads(browser: Any, page: str) -> None:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.slow
 def test_what_users_name_runs_no_script(browser: Any, folder: Path, tmp_path: Path) -> None:
     evil = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -339,7 +327,6 @@ def shown_heads(browser: Any) -> list[str]:
     return [one.get_attribute("id") for one in found if one.is_displayed()]
 
 
-@pytest.mark.slow
 def test_the_map_of_heads_shows_any_measure_and_tells_the_numbers_of_a_head(heads: Any, survey: Path) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -378,7 +365,6 @@ def test_the_map_of_heads_shows_any_measure_and_tells_the_numbers_of_a_head(head
         assert [j for j, cell in enumerate(cells) if cell.get_attribute("aria-current")] == [i]
 
 
-@pytest.mark.slow
 def test_example_sentences_of_a_head_are_shown_without_the_script(browser: Any, survey: Path) -> None:
     address = report([str(survey)]).resolve().as_uri()
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -400,7 +386,6 @@ def test_example_sentences_of_a_head_are_shown_without_the_script(browser: Any, 
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.slow
 def test_a_small_screen_scrolls_the_map_of_heads_and_not_the_page(heads: Any) -> None:
     metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     heads.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

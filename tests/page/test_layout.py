@@ -132,7 +132,6 @@ def laid_out(browser: Any) -> Iterator[Callable[[Path, str], Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_a_page_is_on_paper_and_legible(paper: str, page: Path, laid_out: Callable[[Path, str], Any]) -> None:
     opened = laid_out(page, paper)
@@ -150,7 +149,6 @@ def test_all_of_a_page_is_on_paper_and_legible(paper: str, page: Path, laid_out:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_a_survey_is_on_paper_and_legible(
     paper: str, survey: Path, laid_out: Callable[[Path, str], Any]
@@ -161,7 +159,6 @@ def test_all_of_a_survey_is_on_paper_and_legible(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_wide_map_of_many_layers_fits_on_a_page(tmp_path: Path, laid_out: Callable[[Path, str], Any]) -> None:
     shown = shaded_map([[0.5] * 920] * 96, (1, 18), range(96), {0: 0, 900: 900}, "about")
     heads = table(["layer", *(str(head) for head in range(1, 33))], [[0, *["B 100"] * 32]])
@@ -171,7 +168,6 @@ def test_a_wide_map_of_many_layers_fits_on_a_page(tmp_path: Path, laid_out: Call
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_dark_page_is_printed_dark_on_light(survey: Path, laid_out: Callable[[Path, str], Any]) -> None:
     opened = laid_out(survey, "A4")
     opened.execute_script("document.documentElement.dataset.theme = 'dark'")
@@ -179,7 +175,6 @@ def test_a_dark_page_is_printed_dark_on_light(survey: Path, laid_out: Callable[[
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_browser_prints_a_page_on_both_papers(browser: Any, page: Path) -> None:
     browser.get(page.resolve().as_uri())
     for width, height in PAPERS.values():
@@ -201,7 +196,6 @@ def write(folder: Path, *parts: Html) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 13])
 @pytest.mark.parametrize("on_paper", [True, False])
 def test_labels_of_a_map_cover_no_others(
@@ -444,7 +438,6 @@ def explained(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("part", PARTS)
 def test_every_heading_is_explained(part: str, terms_page: str) -> None:
     shown, terms = headings(terms_page, part), explained(terms_page)[PARTS[part]]
@@ -455,7 +448,6 @@ def test_every_heading_is_explained(part: str, terms_page: str) -> None:
     assert names <= listed
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_parts_show_what_the_code_can_show(terms_page: str) -> None:
     controls = {control.words for control in (*CONTROLS.values(), *ADDED_CONTROLS.values())} | {"majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(terms_page, "accuracy")
@@ -472,7 +464,6 @@ def test_the_parts_show_what_the_code_can_show(terms_page: str) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("part", ["geometry-0", "wic-0", "sts-0"])
 def test_every_line_of_a_chart_is_explained(part: str, terms_page: str) -> None:
     legend = re.findall(r'<ul class="legend">(.*?)</ul>', part_of(terms_page, part), re.DOTALL)
@@ -481,14 +472,12 @@ def test_every_line_of_a_chart_is_explained(part: str, terms_page: str) -> None:
     assert {line.split(", ")[0] for line in lines} <= set(explained(terms_page)[PARTS[part]])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_script_has_every_part(terms_page: str) -> None:
     parts = {path.name.removesuffix(".js") for path in files("probing.page").joinpath("script").iterdir()}
     assert parts == set(SCRIPT)
     assert f"<script>{page_script()}</script>" in terms_page
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_the_script_tells_of_a_neuron_is_explained(terms_page: str) -> None:
     script = page_script()
     facts = re.findall(r'entries\.push\(\["([^"]+)"', script)
@@ -499,7 +488,6 @@ def test_what_the_script_tells_of_a_neuron_is_explained(terms_page: str) -> None
     assert {*facts, "flag offset", "*", "unresolved"} <= set(terms)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_chart_of_directions_and_its_parts_are_explained(terms_page: str) -> None:
     part = part_of(terms_page, "neurons-0")
     (opened, folded) = part.split("<summary>Other layers</summary>")
@@ -512,7 +500,6 @@ def test_the_chart_of_directions_and_its_parts_are_explained(terms_page: str) ->
     assert {"band", "ring"} <= set(explained(terms_page)["Neurons"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_eta_squared_z_and_unique_say_what_they_are(terms_page: str) -> None:
     terms = explained(terms_page)["Neurons"]
     assert "share of the neuron's variance" in terms["eta sq."]
@@ -522,7 +509,6 @@ def test_eta_squared_z_and_unique_say_what_they_are(terms_page: str) -> None:
     assert "without retraining" in terms["unique"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(terms_page: str) -> None:
     meanings = [meaning for terms in explained(terms_page).values() for meaning in terms.values()]
     assert len(meanings) > 90
@@ -531,12 +517,10 @@ def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(terms_page
     assert re.findall("<h3>(.*?)</h3>", Glossary().section()) == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_page_explains_no_term_that_it_does_not_use(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), **QUICKLY)
-    assert made is not None
     page = made.report().read_text(encoding="utf-8")
     terms = explained(page)
     assert {*terms["Accuracy"]} == headings(page, "accuracy") | {"probe"}
@@ -550,7 +534,6 @@ def test_a_page_explains_no_term_that_it_does_not_use(
     assert {*terms} == {"Accuracy", "Neurons"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_names_something_is_found_in_headings_cells_labels_and_choices() -> None:
     part = element(
         "div", table(["layer", "a < b"], [[1, "*0.5"]]), element("ul", element("li", "probe, 95% interval")),

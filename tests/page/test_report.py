@@ -56,8 +56,6 @@ from probing.tables.figures import Chart, Line, Panel
 from report_runs import QUICKLY, make_run, points_of
 from written import complete, read_csv, write_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 NO_WANDB: Any = {"mode": "disabled"}
 EVIL = "<img src=x onerror=alert(1)>"
 

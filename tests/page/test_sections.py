@@ -70,7 +70,6 @@ def detail(page: str, layer: int, head: int) -> str:
     return str(found)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page: str) -> None:
     text = text_of(page)
     assert "<h1>Attention heads in tiny-bert</h1>" in page
@@ -106,7 +105,6 @@ def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page
     assert "Trees: the baseline is" in page
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made: Result, page: str) -> None:
     (shown,) = re.findall(r'<table class="heads-map".*?</table>', page, re.DOTALL)
     head, *rows = rows_of(shown)
@@ -129,7 +127,6 @@ def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made:
     assert known["columns"] == 2
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_arcs_are_those_of_the_attention_and_of_the_treebank(made: Result, page: str) -> None:
     examples = read_examples(made.folder)
     assert examples
@@ -177,7 +174,6 @@ def tip_words(path: str, row: Row) -> set[int]:
     return {int(np.abs(np.array(row.middles) - x - TIP_WIDTH / 2).argmin()) for x in lefts}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_an_arc_is_above_the_words_and_one_of_the_treebank_below() -> None:
     row = Row.of(["a", "word", "日本"])
     assert row.middles[0] < row.middles[1] < row.middles[2] < row.width
@@ -195,12 +191,10 @@ def test_an_arc_is_above_the_words_and_one_of_the_treebank_below() -> None:
     assert outer[0] < inner[0] < inner[1] < outer[1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_survey_stands_beside_a_run_of_probes(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     run = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), name="run", **QUICKLY)
-    assert run is not None
     page = report([str(run.folder), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles.index("Neurons of tiny-bert") < titles.index("Attention heads: survey") < titles.index("Terms")
@@ -208,7 +202,6 @@ def test_a_survey_stands_beside_a_run_of_probes(
     assert made.folder.joinpath("config.yaml").read_text(encoding="utf-8") in unescape(page)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_survey_without_examples_has_its_map_without_links(own: Callable[..., Path]) -> None:
     (folder := own()).joinpath("examples.safetensors").unlink()
     page = report([str(folder)]).read_text(encoding="utf-8")
@@ -217,14 +210,12 @@ def test_a_survey_without_examples_has_its_map_without_links(own: Callable[..., 
     assert "#head-0" not in page
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_damaged_examples_are_refused(own: Callable[..., Path]) -> None:
     (folder := own()).joinpath("examples.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"is damaged .*; repeat the run"):
         report([str(folder)])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> None:
     folder = own(EVIL.replace("/", "-"))
     examples = read_examples(folder)
@@ -239,7 +230,6 @@ def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> 
     assert text_of(page).count(EVIL) == len(changed)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Result) -> None:
     folder = own()
     n_layers, n_heads = 24, 16
@@ -407,8 +397,7 @@ def pretraining_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def section(pretraining_page: str) -> str:
-    (found,) = re.findall(r'<section id="pretrain-0".*?</section>', pretraining_page, re.DOTALL)
-    return str(found)
+    return section_of(pretraining_page, "pretrain")
 
 
 def pretraining_rows_of(table: str) -> list[list[str]]:
@@ -536,8 +525,7 @@ def series_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def series_section(series_page: str) -> str:
-    (found,) = re.findall(r'<section id="checkpoints-0".*?</section>', series_page, re.DOTALL)
-    return str(found)
+    return section_of(series_page, "checkpoints")
 
 
 def test_what_came_first_stands_there_without_a_script(series_page: str, series_section: str) -> None:

@@ -29,7 +29,7 @@ from probing.probes.solvers import (
     steps,
 )
 from probing.statistics.moments import Moments, Scaling
-from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 
 pytestmark = pytest.mark.numeric
@@ -181,7 +181,6 @@ def points(gaps: Iterable[float]) -> list[Visited]:
     return [Visited(gap, i, 0.1) for i, gap in enumerate(gaps, 1)]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_passes_that_are_left_follow_from_those_behind() -> None:
     halved = points(0.5**i for i in range(JUDGED_BY + 3))
     assert remaining_passes(halved, halved[-1].gap / 2**7) == pytest.approx(7)
@@ -193,7 +192,6 @@ def test_the_passes_that_are_left_follow_from_those_behind() -> None:
     assert math.isnan(remaining_passes(points([math.inf, *(one.gap for one in halved[:JUDGED_BY])]), 1e-9))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_probe_ends_at_the_same_minimum_after_fewer_passes(
     data: Data, measured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,20 +210,17 @@ def test_the_probe_ends_at_the_same_minimum_after_fewer_passes(
         assert fit.n_passes < slow.n_passes
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_with_l1_none_is_measured(data: Data, measured: list[int]) -> None:
     assert data.fit((0, 1), l1=5e-3)[0].converged
     assert not measured
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_gets_the_same_curvature_alone_and_among_others(data: Data, measured: list[int]) -> None:
     both, (alone,) = data.fit((0, 1)), data.fit((1,))
     assert alone.n_passes == both[1].n_passes
     torch.testing.assert_close(alone.weight, both[1].weight, rtol=1e-3, atol=1e-4 * float(alone.weight.abs().max()))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("n_tokens", "gaps", "is_asked"),
     [
@@ -241,7 +236,6 @@ def test_it_is_measured_where_many_passes_are_left(n_tokens: int, gaps: list[flo
     assert [found.asks(0, point, SHAPE, n_tokens) for point in points(gaps)][-1] is is_asked
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_where_a_probe_guesses_it_is_measured_sooner() -> None:
     far = [Visited(1.5 * 0.95**i, i, 0.9) for i in range(9)]
     assert MidwayCurvature(1, 1e-6).asks(0, far[-1], SHAPE, 10**6) is False  # by one point, nothing is known
@@ -256,7 +250,6 @@ def test_where_a_probe_guesses_it_is_measured_sooner() -> None:
     assert not is_asked([one._replace(gap=10 * one.gap) for one in far])  # still far
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_of_a_wide_layer_on_few_tokens_it_would_take_longer_than_the_passes() -> None:
     for width, is_asked in ((64, True), (4096, False)):
         found, gaps = MidwayCurvature(1, 1e-6), (0.02 * 0.8**i for i in range(9))
@@ -264,7 +257,6 @@ def test_of_a_wide_layer_on_few_tokens_it_would_take_longer_than_the_passes() ->
         assert asked[-1] is is_asked
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_no_more_is_held_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(midway_curvature, "MOST_BYTES_OF_SUMS", 2 * 4 * 3 * 4**2)
     found, asked = MidwayCurvature(3, 1e-6), []

@@ -49,11 +49,11 @@ from probing.tables import CONDITIONS
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import neurons_table
 from probing.tables.schema import ERASURE
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_store, make_tokens, positional, sides
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 
 def planted_classes(
@@ -325,7 +325,6 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", **BARE, runs=str(tmp_path),
         name="made", wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
     )  # fmt: skip
-    assert made is not None
     folder = made.folder / "rankings"
     typed = ["rank", str(made.folder), "--erase", "--top", "4"]
     assert run(COMMANDS, [*typed, "--layer", "2", "--wandb.mode", "offline"]) == 0

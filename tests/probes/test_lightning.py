@@ -20,8 +20,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from probing import ActivationDataModule, LinearProbe, fit, probe
 from probing.errors import UserError
 from probing.probes.linear import ProbeMetrics, SumBy
-from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
+
+# What Lightning says of small data and of folders that are used again.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(does not have many workers|smaller than the logging interval|exists and is not empty):UserWarning"
+)
 
 L2, WIDTH = 1e-3, 6
 
@@ -54,12 +58,6 @@ def by_sklearn(data: ActivationDataModule, Xy: Any) -> LogisticRegression:
     return model.fit(X / X.std(0), y)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_a_probe_is_trained_tested_and_loaded(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2, tolerance=1e-7)
@@ -87,12 +85,6 @@ def test_a_probe_is_trained_tested_and_loaded(Xy: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(predicted, expected.predict(X / sd))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     kept = ModelCheckpoint(tmp_path, "{epoch}-{train/objective:.12f}", save_top_k=-1, auto_insert_metric_name=False)
@@ -109,12 +101,6 @@ def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) 
         assert logged == pytest.approx(float(value.detach()), abs=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_float64_trains_the_same_probe(Xy: Any, tmp_path: Path) -> None:
     data, weights = ActivationDataModule.from_arrays(*Xy), []
     for precision in ("32-true", "64-true"):
@@ -125,12 +111,6 @@ def test_float64_trains_the_same_probe(Xy: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_a_monitor_of_the_learning_rate_reads_one_of_lbfgs_too(Xy: Any, tmp_path: Path) -> None:
     data, logger = ActivationDataModule.from_arrays(*Xy), CSVLogger(tmp_path)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -139,12 +119,6 @@ def test_a_monitor_of_the_learning_rate_reads_one_of_lbfgs_too(Xy: Any, tmp_path
     assert monitor.lrs == {"lr-SolverSteps": [1.0] * module.trainer.current_epoch}
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Path) -> None:
     X, y = Xy
     data = ActivationDataModule.from_arrays(X, y, batch_size=64)
@@ -157,12 +131,6 @@ def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Pa
     assert found["test/accuracy"] > 0.65
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_adam_refuses_whole_shards(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=1e-4, solver="adam")
@@ -170,12 +138,6 @@ def test_adam_refuses_whole_shards(Xy: Any, tmp_path: Path) -> None:
         trainer(tmp_path, max_epochs=2).fit(module, datamodule=data)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     data = ActivationDataModule.from_arrays({3: Xy[0], 6: Xy[0][:, ::-1]}, Xy[1])
@@ -199,12 +161,6 @@ def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pyt
     ) > plain.current_epoch
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
     other = Xy[0] + generator.standard_normal(Xy[0].shape).astype(np.float32)
@@ -218,12 +174,6 @@ def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(alone.weight[0], together.weight[i], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
 def test_it_takes_any_loader_of_pairs(Xy: Any, tmp_path: Path, solver: Any) -> None:
     X, y = torch.from_numpy(Xy[0]), torch.from_numpy(Xy[1])
@@ -240,12 +190,6 @@ def test_it_takes_any_loader_of_pairs(Xy: Any, tmp_path: Path, solver: Any) -> N
         module.training_step((X, y, y))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -258,12 +202,6 @@ def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     assert run.accuracy[0]["cross_entropy"] == pytest.approx(found["test/cross_entropy"], abs=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 @pytest.mark.slow
 def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), layer=1, cache=tmp_path / "cache")
@@ -275,12 +213,6 @@ def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, t
     assert found["test/layer_01/within_one"] >= found["test/layer_01/accuracy"] > 0
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    *LIGHTNING_WARNINGS,
-    "ignore:.*smaller than the logging interval:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_training_goes_on_from_where_it_ended(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -316,12 +248,6 @@ def lightning() -> Any:
     return pytest.importorskip("lightning.pytorch", reason="the package lightning is not installed")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
-    "ignore:.*exists and is not empty:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_a_logger_of_either_package_gets_the_curves(lightning: Any, tmp_path: Path) -> None:
     for package, place in ((lightning, "lightning"), (pl, "pytorch_lightning")):
         probe(X, Y, logger=package.loggers.CSVLogger(tmp_path / place, name="", version=""), **QUICK)
@@ -332,12 +258,6 @@ def test_a_logger_of_either_package_gets_the_curves(lightning: Any, tmp_path: Pa
     assert "train/optimality_gap" in curves[0]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
-    "ignore:.*exists and is not empty:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_callbacks_of_the_other_package_work_under_a_trainer(lightning: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(X, Y)
     module = LinearProbe(data.d_model, data.classes, data.layers, l2=1e-3)
@@ -351,12 +271,6 @@ def test_callbacks_of_the_other_package_work_under_a_trainer(lightning: Any, tmp
         lightning.Trainer(**options).fit(module, datamodule=data)  # as docs/activations.md says
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
-    "ignore:.*exists and is not empty:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_other_objects_of_the_other_package_are_refused_with_what_to_import(lightning: Any) -> None:
     strategy = lightning.strategies.SingleDeviceStrategy()
     words = (
@@ -372,12 +286,6 @@ def test_other_objects_of_the_other_package_are_refused_with_what_to_import(ligh
         fit(trainer=lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers:UserWarning",
-    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
-    "ignore:.*exists and is not empty:UserWarning",
-    "ignore::DeprecationWarning",
-)
 def test_a_trainer_in_place_of_its_arguments_and_a_logger_that_is_none_are_refused() -> None:
     trainer: Any = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     for call in (lambda: fit(trainer=trainer), lambda: probe(X, Y, trainer=trainer, **QUICK)):

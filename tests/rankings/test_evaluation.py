@@ -22,14 +22,7 @@ from probing.probes import evaluation
 from probing.probes.agreement import agreement
 from probing.probes.bases import SCORES, basis_rows, explained, random_dictionary, rotated_scores
 from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
-from probing.probes.evaluation import (
-    curves,
-    evaluate,
-    head_accuracies,
-    head_contributions,
-    head_rows,
-    heads_of,
-)
+from probing.probes.evaluation import curves, evaluate, head_accuracies, head_contributions, head_rows, heads_of
 from probing.probes.evidence import concentration, shares_above
 from probing.probes.rankings import (
     METHODS,
@@ -51,9 +44,9 @@ from probing.tables import smallest
 from probing.tables.conclusions import bases_lines, bases_table
 from probing.tables.figures import write_drawings
 from probing.tables.probe_figures import how_many_neurons
-from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import Array, Data, make_splits, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 N_NEURONS, INFORMATIVE = 40, (3, 17)
 JUDGED = ("weight", "probeless_standardised", "anova")

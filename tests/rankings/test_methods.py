@@ -40,18 +40,10 @@ from probing.probes.rankings import (
 from probing.probes.solvers import Penalty, centre_over_classes
 from probing.statistics.chance import sentence_counts
 from probing.tables.schema import CLASSES
-from synthetic import (
-    LIGHTNING_WARNINGS,
-    Data,
-    make_store,
-    make_tokens,
-    objective,
-    optimum,
-    positional,
-    scaled_features,
-    sides,
-)
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features, sides
 from written import columns_of
+
+pytestmark = pytest.mark.numeric
 
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 D_MODEL, INFORMATIVE, CONSTANT, DEAD = 20, 4, 9, 7
@@ -93,8 +85,6 @@ def ranked(planted: tuple[LayerData, Data]) -> Callable[[str], Ranking]:
 # --- what is planted is found (science.md F1, F2) ---
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in (*FOOLED_BY_CONSTANTS, "random")])
 def test_the_neuron_of_position_is_first(ranked: Callable[[str], Ranking], name: str) -> None:
     order = ranked(name).order.tolist()
@@ -102,8 +92,6 @@ def test_the_neuron_of_position_is_first(ranked: Callable[[str], Ranking], name:
     assert order[-1] == DEAD
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", FOOLED_BY_CONSTANTS)
 def test_a_large_constant_is_mistaken_for_one_by_what_does_not_centre(
     ranked: Callable[[str], Ranking], name: str
@@ -113,8 +101,6 @@ def test_a_large_constant_is_mistaken_for_one_by_what_does_not_centre(
     assert order[-1] == DEAD
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_ranking_is_of_all_neurons_and_each_once(ranked: Callable[[str], Ranking], name: str) -> None:
     ranking = ranked(name)
@@ -125,8 +111,6 @@ def test_a_ranking_is_of_all_neurons_and_each_once(ranked: Callable[[str], Ranki
         assert (ranking.score[ranking.order].diff() <= 0).all()
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_neurons_that_are_constant_within_classes_have_the_largest_f(tmp_path: Path) -> None:
     tokens, states = states_of()
     states[:, :6] = np.random.default_rng(5).standard_normal((tokens.positions.max() + 1, 6))[tokens.positions]
@@ -160,8 +144,6 @@ def in_other_units(tmp_path_factory: pytest.TempPathFactory) -> LayerData:
     return data_of(tmp_path_factory.mktemp("units") / "store", states * units, tokens)[0]
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "random"])
 def test_neurons_reordered_and_negated_are_ranked_the_same(
     ranked: Callable[[str], Ranking], reordered: LayerData, name: str
@@ -178,16 +160,12 @@ def test_neurons_reordered_and_negated_are_ranked_the_same(
     assert NEW[after.order[0]] == before.order[0]
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", FREE_OF_SCALE)
 def test_units_do_not_matter(ranked: Callable[[str], Ranking], in_other_units: LayerData, name: str) -> None:
     before, after = ranked(name), METHODS[name](in_other_units)
     np.testing.assert_allclose(after.score, before.score, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", ["contribution", "contribution_all", "contribution_centred", "weight", "weight_mass"])
 def test_a_vector_added_to_the_weights_of_every_class_changes_nothing(
     planted: tuple[LayerData, Data], name: str
@@ -197,8 +175,6 @@ def test_a_vector_added_to_the_weights_of_every_class_changes_nothing(
     np.testing.assert_allclose(METHODS[name](shifted).score, METHODS[name](data).score, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_inputs_are_left_as_they_are(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     held = [data.weight, data.moments.mean, data.classes.scatter, data.train.hidden_states, data.magnitudes.magnitude]
@@ -216,8 +192,6 @@ def tokens_of(data: Data, side: str) -> tuple[Any, Any]:
     return states.double().numpy(), labels.numpy()
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_contributions_are_sums_over_tokens_written_out(planted: tuple[LayerData, Data]) -> None:
     data, (x, y) = planted[0], tokens_of(planted[1], "test")
     weight = data.weight.double().numpy()
@@ -234,16 +208,12 @@ def test_contributions_are_sums_over_tokens_written_out(planted: tuple[LayerData
         np.testing.assert_allclose(METHODS[name](data).score, expected, rtol=1e-5)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_anova_is_sklearns_f(planted: tuple[LayerData, Data]) -> None:
     live = [i for i in range(D_MODEL) if i != DEAD]
     expected, _ = f_classif(*tokens_of(planted[1], "train"))
     np.testing.assert_allclose(METHODS["anova"](planted[0]).score[live], expected[live], rtol=1e-4)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_probeless_is_a_sum_over_pairs_of_classes(planted: tuple[LayerData, Data]) -> None:
     x, y = tokens_of(planted[1], "train")
     means = [x[y == c].mean(0) for c in range(y.max() + 1)]
@@ -255,8 +225,6 @@ def test_probeless_is_a_sum_over_pairs_of_classes(planted: tuple[LayerData, Data
     assert standardised[DEAD] == 0
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_differences_of_two_means_are_their_distance() -> None:
     assert mean_differences(torch.tensor([[1.0, -2.0], [4.0, 0.5]])).tolist() == [3.0, 2.5]
     # Means that are equal are no distance apart, whatever they are: a sum of signed means would be rounded.
@@ -264,8 +232,6 @@ def test_differences_of_two_means_are_their_distance() -> None:
     assert not mean_differences(equal.expand(7, -1)).any()
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_weight_mass_is_the_union_over_classes_grown_percent_by_percent(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     sizes = data.standardised_weight.abs().numpy()
@@ -281,8 +247,6 @@ def test_weight_mass_is_the_union_over_classes_grown_percent_by_percent(planted:
     assert len(order) >= D_MODEL - 1
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_elastic_net_enters_neurons_where_the_exact_path_does(
     planted: tuple[LayerData, Data], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,8 +268,6 @@ def test_the_elastic_net_enters_neurons_where_the_exact_path_does(
     np.testing.assert_allclose(found.l1, expected, rtol=1e-5)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_no_neuron_has_entered_before_the_path_begins(planted: tuple[LayerData, Data]) -> None:
     states, labels = planted[0].train
     found = entries(planted[0].scaling.features(states), labels, int(labels.max()) + 1, 1e-3)
@@ -314,16 +276,12 @@ def test_no_neuron_has_entered_before_the_path_begins(planted: tuple[LayerData, 
     assert found.l1.argmax() in (INFORMATIVE, CONSTANT)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_strong_penalty_alone_keeps_all_weights_at_zero() -> None:
     states, labels = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 2
     preconditioner = elastic_net.Preconditioner((states.T @ states).double() / 50)
     assert not elastic_net.minimise(states, labels, torch.zeros(2, 3), Penalty(9.0, 0.1), preconditioner).point.any()
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_equal_scores_go_by_ties_and_then_by_index() -> None:
     score, ties = torch.tensor([1.0, 2.0, 1.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 5.0, 1.0, 0.0])
     assert by_score(score).order.tolist() == [1, 3, 0, 2, 4]
@@ -333,8 +291,6 @@ def test_equal_scores_go_by_ties_and_then_by_index() -> None:
 # --- what is drawn ---
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_random_is_another_order_for_another_seed_or_layer(planted: tuple[LayerData, Data]) -> None:
     data = planted[0]
     random: Callable[[LayerData], list[int]] = lambda data: METHODS["random"](data).order.tolist()  # noqa: E731
@@ -344,8 +300,6 @@ def test_random_is_another_order_for_another_seed_or_layer(planted: tuple[LayerD
     assert len(set(data.draw(5, 1))) == 5
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_fewer_examples_are_whole_sentences_drawn_evenly(planted: tuple[LayerData, Data]) -> None:
     train = planted[1].train
     few = thin(train, 300, seed=0)
@@ -359,7 +313,6 @@ def test_fewer_examples_are_whole_sentences_drawn_evenly(planted: tuple[LayerDat
     assert set(thin(train, 300, seed=1).sentences().tolist()) != sentences
 
 
-@pytest.mark.numeric
 def test_each_class_has_its_own_ranking() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(4, 30, generator=generator)
@@ -382,7 +335,6 @@ def test_each_class_has_its_own_ranking() -> None:
             np.testing.assert_allclose(row["weight"], centred[c, row["neuron"]])
 
 
-@pytest.mark.numeric
 def test_a_neuron_planted_for_one_class_leads_there_alone() -> None:
     weight, states = torch.zeros(3, 8), torch.ones(30, 8)
     weight[:, 0], weight[2, 5] = 0.1, 1.0  # what all classes share does not count
@@ -426,7 +378,6 @@ def tables(
     )
 
 
-@pytest.mark.numeric
 def test_contributions_sum_to_the_centred_logits(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, _ = data
     logits = states @ weight.T
@@ -435,14 +386,12 @@ def test_contributions_sum_to_the_centred_logits(data: tuple[torch.Tensor, torch
     torch.testing.assert_close(contributions.sum(-1), logits - logits.mean(-1, keepdim=True), **EXACT)
 
 
-@pytest.mark.numeric
 def test_centred_weights_give_the_same_probabilities(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, _ = data
     centred = states @ centre_over_classes(weight).T
     torch.testing.assert_close(centred.softmax(-1), (states @ weight.T).softmax(-1), **EXACT)
 
 
-@pytest.mark.numeric
 def test_a_vector_added_to_every_class_changes_no_table(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     shift = 100 * torch.randn(CONTRIBUTED_D_MODEL, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -450,7 +399,6 @@ def test_a_vector_added_to_every_class_changes_no_table(data: tuple[torch.Tensor
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)  # a hundred times the size is cancelled
 
 
-@pytest.mark.numeric
 def test_permuted_neurons_permute_the_tables(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     order = torch.tensor([3, 0, 4, 2, 1])
@@ -459,7 +407,6 @@ def test_permuted_neurons_permute_the_tables(data: tuple[torch.Tensor, torch.Ten
         torch.testing.assert_close(one[..., order], other, **EXACT)
 
 
-@pytest.mark.numeric
 def test_permuted_classes_change_no_mean_contribution(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     order = torch.tensor([2, 0, 3, 1])
@@ -470,7 +417,6 @@ def test_permuted_classes_change_no_mean_contribution(data: tuple[torch.Tensor, 
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@pytest.mark.numeric
 def test_contributions_equal_a_loop_over_tokens(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     weight, states, labels = data
     mean = torch.arange(CONTRIBUTED_D_MODEL, dtype=torch.float64)
@@ -490,12 +436,10 @@ def test_contributions_equal_a_loop_over_tokens(data: tuple[torch.Tensor, torch.
     torch.testing.assert_close(mean_contribution(weight, sums, centred=True), deviating / counts.sum(), **EXACT)
 
 
-@pytest.mark.numeric
 def test_a_class_without_tokens_contributes_nothing(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     assert not tables(*data)[0][3].any()
 
 
-@pytest.mark.numeric
 def test_batches_give_what_one_gives(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     _, states, labels = data
     mean = states.mean(0)
@@ -504,7 +448,6 @@ def test_batches_give_what_one_gives(data: tuple[torch.Tensor, torch.Tensor, tor
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), **EXACT)
 
 
-@pytest.mark.numeric
 def test_scaling_a_neuron_against_its_weight_changes_nothing(
     data: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
@@ -514,13 +457,11 @@ def test_scaling_a_neuron_against_its_weight_changes_nothing(
         torch.testing.assert_close(one, other, **EXACT)
 
 
-@pytest.mark.numeric
 def test_shapes_that_do_not_fit_are_both_shown() -> None:
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(7, 5\).*d_model"):
         neuron_contributions(torch.zeros(3, 4), torch.zeros(7, 5))
 
 
-@pytest.mark.numeric
 def test_inputs_stay_as_they_were(data: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     before = [tensor.clone() for tensor in data]
     tables(*data)
@@ -581,8 +522,6 @@ def test_the_contribution_is_the_mean_size_of_input_times_gradient(
     assert_close(found.detach().abs().mean(0), contributions(layer, centred=False), rtol=1e-10, atol=0)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_shares_are_means_over_draws_of_the_contributions_to_their_probes(tmp_path: Path) -> None:
     """Neuron 0 tells the types of the control task apart, and neuron 1 the positions of the task itself."""
     generator = np.random.default_rng(0)

@@ -498,7 +498,6 @@ def of_words(case: Case) -> list[float]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_correlation_is_that_of_each_sentence_by_itself_from_whatever_block(case: Case) -> None:
     assert 10 < len(case.kept) < 40
     expected = spearmanr(of_sentences(case), case.rated.gold[case.kept]).statistic
@@ -510,7 +509,6 @@ def test_the_correlation_is_that_of_each_sentence_by_itself_from_whatever_block(
     assert case.similarity.name == "sts:STS12"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_senses_are_told_by_the_threshold_of_the_training_pairs(case: Case) -> None:
     found = np.array(of_words(case))
     expected = (found > case.rule.threshold) == case.words[READ].labels
@@ -540,7 +538,6 @@ def true_losses(case: Case, readout: PairsReadout, block: int, head: int, factor
         return readout.error(torch.nn.functional.cosine_similarity(first, second))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("which", ["similarity", "senses"])
 def test_gradients_of_a_pair_are_finite_differences_of_its_loss(case: Case, which: str) -> None:
     readout: PairsReadout = getattr(case, which)
@@ -558,7 +555,6 @@ def test_gradients_of_a_pair_are_finite_differences_of_its_loss(case: Case, whic
         model.encoder.float()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_pairs_are_drawn_whole_and_divided_in_two() -> None:
     sentences, lengths = np.array([[0, 1], [2, 0], [1, 1], [3, 2]]), np.array([3, 2, 4, 30], dtype=np.int32)
     drawn_pairs = [draw_up_to(lengths[sentences].sum(1), 16, seed) for seed in range(10)]
@@ -569,7 +565,6 @@ def test_pairs_are_drawn_whole_and_divided_in_two() -> None:
     assert abs(len(first) - len(second)) == 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_logistic_curve_is_at_its_optimum_and_finite_where_the_cosine_separates_the_pairs() -> None:
     generator = np.random.default_rng(0)
     cosines = generator.random(200)
@@ -627,7 +622,6 @@ def tuned_case(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Tu
 TUNED_FAMILIES = ["bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "modernbert"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("of", ["sentences", "tokens"])
 @pytest.mark.parametrize("family", TUNED_FAMILIES)
 def test_the_head_by_itself_gives_what_the_model_gives(
@@ -647,7 +641,6 @@ def test_the_head_by_itself_gives_what_the_model_gives(
     assert all(torch.equal(before[name], value) for name, value in one.whole.state_dict().items())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_the_accuracy_is_that_of_the_whole_model(family: str, tuned_case: Callable[..., TunedCase]) -> None:
     one = tuned_case(family, "sentences")
@@ -662,7 +655,6 @@ def test_the_accuracy_is_that_of_the_whole_model(family: str, tuned_case: Callab
     assert readout.n.tolist() == (targets >= 0).long().tolist()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_numbers_have_r2_and_tokens_add_up_by_sentence(tuned_case: Callable[..., TunedCase], tmp_path: Path) -> None:
     one = tuned_case("bert", "tokens", 1)
     targets = torch.randn(one.text.tokens.n_tokens, generator=torch.Generator().manual_seed(0))
@@ -681,7 +673,6 @@ def test_numbers_have_r2_and_tokens_add_up_by_sentence(tuned_case: Callable[...,
     assert part.n.tolist() == readout.n[[1, 4]].tolist()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(("of", "numbers"), [("sentences", False), ("sentences", True), ("tokens", False)])
 def test_gradients_are_finite_differences_of_the_loss_of_the_whole_model(
     of: HeadOf, numbers: bool, tuned_case: Callable[..., TunedCase]

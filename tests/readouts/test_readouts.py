@@ -18,14 +18,7 @@ from families import FAMILIES, make_tokenizer, masked_lm
 from probing.activations.store import ActivationStore, StorePlan, divide
 from probing.errors import UserError
 from probing.interventions import model_output as readouts
-from probing.interventions.forward import (
-    Change,
-    Forward,
-    Readers,
-    draw_text,
-    padded,
-    padded_batches,
-)
+from probing.interventions.forward import Change, Forward, Readers, draw_text, padded, padded_batches
 from probing.interventions.frozen_probes import (
     ProbeReadout,
     at_offset,
@@ -56,7 +49,7 @@ from probing.studies.ablate.weights import head_gradients
 from probing.text import from_sentences
 from probing.text.tasks import SentenceTask, Task
 from probing.text.tokens import Tokens, tokenize
-from synthetic import LIGHTNING_WARNINGS, make_tokens
+from synthetic import make_tokens
 
 pytestmark = pytest.mark.numeric
 
@@ -92,7 +85,6 @@ def naive(model: Any, tokens: Tokens, masked: Any, mask_id: int, neuron: int | N
     return losses
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(
     folder: Path, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +108,6 @@ def test_the_loss_of_masked_words_is_that_of_each_sentence_by_itself(
     np.testing.assert_allclose(again.sums["mlm_loss"], intact.sums["mlm_loss"], rtol=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["roberta", "distilbert", "mpnet", "modernbert"])
 def test_heads_of_other_families_are_read(family: str, tmp_path: Path, sentences: list[str]) -> None:
     model = load(masked_lm(tmp_path / family, family, sentences))
@@ -134,7 +125,6 @@ def test_heads_of_other_families_are_read(family: str, tmp_path: Path, sentences
         assert found.sums["mlm_loss"][sentence] == pytest.approx(float(loss), rel=1e-3)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_head_that_looks_at_several_tokens_at_a_time_is_refused(folder: Path, tokens: Tokens) -> None:
     model = load(folder)
     model.cls.register_forward_pre_hook(lambda module, args: (args[0].cumsum(1),))
@@ -142,7 +132,6 @@ def test_a_head_that_looks_at_several_tokens_at_a_time_is_refused(folder: Path, 
         MaskedWords(model, model.bert, tokens, choose_masked(tokens, 0), 4, 0)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_share_of_each_sentence_is_masked_at_least_one_word_and_never_a_special_token() -> None:
     tokens = make_tokens([2, 3, 42, 102, 12])  # of which 0, 1, 40, 100 and 10 are words
     masked = choose_masked(tokens, 0)
@@ -156,7 +145,6 @@ def test_a_share_of_each_sentence_is_masked_at_least_one_word_and_never_a_specia
     assert drawn[1:-1].max() < 0.23
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sentences_are_drawn_until_no_further_one_fits() -> None:
     tokens = make_tokens([5, 9, 7, 3, 8])
     drawn, kept = draw_sentences(tokens, 16, 0)
@@ -170,13 +158,11 @@ def test_sentences_are_drawn_until_no_further_one_fits() -> None:
     assert draw_sentences(tokens, 1000, 0)[1] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "electra"])
 def test_a_checkpoint_without_its_head_has_none(family: str, checkpoints: dict[str, Path]) -> None:
     assert load_masked_lm(resolve_model(str(checkpoints[family]))) is None
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_part_of_a_masked_language_model_is_the_encoder_that_is_probed(folder: Path) -> None:
     model, encoder = load(folder), load_encoder(resolve_model(str(folder)))
     assert not model.training
@@ -194,7 +180,6 @@ def many(sentences: list[str], folder: Path) -> tuple[Tokens, Any]:
     return tokens, from_sentences("made up", sentences[:60])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_last_hidden_states_are_those_of_each_sentence_by_itself(folder: Path, tokens: Tokens) -> None:
     encoder: Any = load_encoder(resolve_model(str(folder)))
     found = states_of_layer(encoder, anatomy := examine(encoder), tokens, 0, anatomy.n_layers)
@@ -205,7 +190,6 @@ def test_last_hidden_states_are_those_of_each_sentence_by_itself(folder: Path, t
         torch.testing.assert_close(found[rows], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_a_retrained_one(many: tuple[Tokens, Any]) -> None:
     tokens, corpus = many
     generator = torch.Generator().manual_seed(0)
@@ -229,7 +213,6 @@ def test_positions_are_read_by_a_probe_of_the_intact_model_and_by_a_retrained_on
     assert turned.sums["position_accuracy"].sum() < 0.3 * n.sum()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_reference_probe_is_of_the_model_at_building_whatever_is_read_first(many: tuple[Tokens, Any]) -> None:
     tokens, corpus = many
     states = torch.nn.functional.one_hot(torch.from_numpy(tokens.positions.astype(np.int64)), 30).float()

@@ -188,9 +188,7 @@ WRITERS = (
 def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     options: Any = {"quiet": True, "wandb": NO_WANDB, **BARE}
     place = tmp_path_factory.mktemp("runs")
-    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, name="r", **options)
-    assert made is not None
-    return made
+    return fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, name="r", **options)
 
 
 def as_text(results: Any) -> str:
@@ -284,23 +282,14 @@ def test_a_table_that_is_gone_is_named_and_one_that_is_made_on_request_is_empty(
         load_run(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def forms_run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    options: Any = BARE
-    place = tmp_path_factory.mktemp("runs")
-    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, quiet=True, **options)
-    assert made is not None
-    return made
-
-
-def test_tables_become_frames_where_pandas_is(forms_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_become_frames_where_pandas_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
-    for table in (forms_run.neurons, forms_run.accuracy, forms_run.positions, forms_run.classes, forms_run.top(2, 3)):
+    for table in (run.neurons, run.accuracy, run.positions, run.classes, run.top(2, 3)):
         frame = table.to_pandas()
         assert isinstance(frame, pandas.DataFrame)
         assert list(frame.columns) == list(table[0])
         assert frame["layer"].tolist() == [row["layer"] for row in table]
-    assert isinstance(forms_run.neurons, list)
+    assert isinstance(run.neurons, list)
     real = builtins.__import__
 
     def without(name: str, *args: Any, **keywords: Any) -> Any:
@@ -314,21 +303,21 @@ def test_tables_become_frames_where_pandas_is(forms_run: Run, monkeypatch: pytes
 
 
 def test_the_weight_gives_the_accuracy_on_the_test_sentences(
-    forms_run: Run, checkpoints: dict[str, Path], corpus_file: Path
+    run: Run, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:
-    cache = forms_run.folder.parent / "cache"
+    cache = run.folder.parent / "cache"
     data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), 2, cache=cache)
     store = data.sides.test.store
     assert isinstance(store, ActivationStore)
     states = torch.cat([store.read(2, shard.index) for shard in store.plan.shards])
     kept = torch.from_numpy(data.sides.test.labels >= 0)
-    predicted = (states[kept] @ forms_run.weight[0].T).argmax(1).numpy()
+    predicted = (states[kept] @ run.weight[0].T).argmax(1).numpy()
     accuracy = float((predicted == data.sides.test.labels[kept.numpy()]).mean())
-    assert accuracy == pytest.approx(forms_run.accuracy[0]["accuracy"])
-    assert len(forms_run.test_sentences) == forms_run.results["n_sentences"]["test"]
+    assert accuracy == pytest.approx(run.accuracy[0]["accuracy"])
+    assert len(run.test_sentences) == run.results["n_sentences"]["test"]
     tested = np.unique(store.tokens.sentences[kept.numpy()])
     every = corpus_file.read_text(encoding="utf-8").splitlines()
-    assert forms_run.test_sentences == [every[i] for i in tested]
+    assert run.test_sentences == [every[i] for i in tested]
 
 
 def test_test_sentences_of_a_text_that_is_no_longer_the_same_are_refused(
@@ -337,7 +326,6 @@ def test_test_sentences_of_a_text_that_is_no_longer_the_same_are_refused(
     own, options = tmp_path / "own.txt", dict[str, Any](BARE)
     own.write_text(corpus_file.read_text(encoding="utf-8"), encoding="utf-8")
     made = fit(model=str(checkpoints["bert"]), corpus=own, runs=str(tmp_path), layer=0, quiet=True, **options)
-    assert made is not None
     own.write_text("something else entirely\n", encoding="utf-8")
     with pytest.raises(UserError, match="its corpus has changed since"):
         _ = load_run(made.folder).test_sentences
@@ -370,7 +358,6 @@ def entry(name: str, value: object) -> Callable[[str], str]:
     return lambda text: json.dumps({**json.loads(text), name: value})
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("file", "edit", "words"),
     [
@@ -407,7 +394,6 @@ def test_what_is_wrong_with_a_run_is_named(own: Path, file: str, edit: Callable[
     assert str(caught.value).endswith("; repeat the run.")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("value", [0.25, 3, 1e-07])
 def test_a_control_of_a_later_version_is_no_damage(own: Path, value: float) -> None:
     results = json.loads((own / "results.json").read_text(encoding="utf-8"))
@@ -424,7 +410,6 @@ def _with(rows: list[str], value: float) -> list[str]:
     return [f"{row[:-1]},{value}\n" for row in rows]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(("number", "words"), [("nan", "not finite"), ("layer", "not of one run")])
 def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, number: str, words: str) -> None:
     path = own / "probe.safetensors"
@@ -435,14 +420,12 @@ def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, numb
         load_run(own).weight.sum()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_scores_without_a_class_are_refused(own: Path) -> None:
     edited(own / "class_scores.csv", lines(lambda rows: [row for row in rows if not row.startswith(("0,3,", "2,3,"))]))
     with pytest.raises(UserError, match=r"class_scores.csv does not have each class of the run"):
         _ = load_run(own).class_scores
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", ["results.json", "config.yaml", "neurons.csv", "probe.safetensors"])
 @pytest.mark.parametrize("what", ["folder", "link to itself", "pipe"])
 def test_what_is_no_file_is_refused_and_not_waited_for(own: Path, name: str, what: str) -> None:
@@ -481,12 +464,10 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     try_pipes(few, tmp_path, checkpoints["bert"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
     row: dict[str, Any] = dict.fromkeys(CONTEXTS.needed, 1)
     check_parts(Table({**row, "end": end} for end in ("highest", "lowest")), CONTEXTS, [1], [])
@@ -494,7 +475,6 @@ def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
         check_parts(Table([{**row, "end": "1_0"}]), CONTEXTS, [1], [])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     signal.alarm(20)  # ends the test if the pipe is waited for
@@ -523,7 +503,6 @@ def try_damages(kinds: Kinds, n: int, place: Path, model: Path, share: float) ->
     return counts
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_damaged_runs_are_read_or_refused(
     few: Kinds, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -531,7 +510,6 @@ def test_damaged_runs_are_read_or_refused(
     assert counts["refused"] > counts["read"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.fuzz
 def test_two_thousand_damaged_runs_of_every_kind_are_read_or_refused(
     checkpoints: dict[str, Path], corpus_file: Path, sentences: list[str], tmp_path: Path

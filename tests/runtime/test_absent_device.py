@@ -50,10 +50,7 @@ from probing.studies.geometry import geometry
 from probing.studies.geometry.smoothing_bound import constants, measure
 from probing.text import from_sentences
 from small_data import word_pairs, write_sts, write_wic
-from synthetic import LIGHTNING_WARNINGS, make_tokens
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
+from synthetic import make_tokens
 
 TOLERANCE = 1e-6
 PROCESSOR, CUDA, MPS = "cpu", "cuda", "mps"
@@ -225,7 +222,6 @@ def differences(found: Result, expected: Result) -> list[str]:
 
 
 # What differs between the two devices, such as float64, is in what the quick runs do.
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.usefixtures("curvature_of_the_optimum")
 @pytest.mark.parametrize(
     ("name", "device"),
@@ -262,7 +258,6 @@ def assert_same(rows: Iterable[Mapping[str, Any]], expected: Sequence[Mapping[st
             )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "solver", [{}, {"probe": {"solver": "adam", "l2": 1e-2}, "trainer": {"max_epochs": 2}}], ids=["lbfgs", "adam"]
@@ -287,7 +282,6 @@ def test_fit_gives_the_tables_of_the_processor(
     assert_same(found["mps"].neurons, found["cpu"].neurons)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_extract_and_geometry_give_those_of_the_processor(options: dict[str, Any], tmp_path: Path) -> None:
     measured = {}
     for name in ("cpu", "mps"):
@@ -332,7 +326,6 @@ def variants(accelerator: str) -> list[LayerFit]:
     return train_problems(data.sides, [0], data.moments, problems, training, test=True)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_all_variants_of_probes_are_those_of_the_processor() -> None:
     expected = variants("cpu")
     with pretended("mps"):
@@ -349,7 +342,6 @@ def test_all_variants_of_probes_are_those_of_the_processor() -> None:
         )
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, Path]) -> None:
     tokens = make_tokens([7, 3, 5, 1])
     tokens = replace(tokens, input_ids=tokens.input_ids % 30)
@@ -365,7 +357,6 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
     np.testing.assert_allclose(found["mps"], found["cpu"], rtol=TOLERANCE)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = from_sentences("made up", make_sentences(30))
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
@@ -382,7 +373,6 @@ def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Pa
             torch.testing.assert_close(getattr(own, kind)(name), getattr(other, kind)(name), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_training_in_float64_is_refused_before_any_work(options: dict[str, Any], tmp_path: Path) -> None:
     own: dict[str, Any] = {"probe": {"solver": "adam"}, "trainer": {"accelerator": "mps", "precision": "64-true"}}
     with (
@@ -405,7 +395,6 @@ def test_accuracies_are_those_of_the_processor(checkpoints: dict[str, Path], tmp
             model=model, dtype=own, cache=str(tmp_path / accelerator), runs=str(tmp_path / "runs"), quiet=True,
             trainer={"accelerator": accelerator}, wandb={"mode": "disabled"},
         )  # fmt: skip
-        assert run is not None
         runs.append([row["accuracy"] for row in run.accuracy])
     # Half precision changes the activations themselves.
     tolerance = 0.002 if dtype == "float32" else 0.005

@@ -339,7 +339,6 @@ def fitted(checkpoints: dict[str, Path], corpus_file: Path, place: Path, quiet: 
     fit(model=checkpoints["bert"], corpus=corpus_file, runs=str(place), layer=2, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -357,7 +356,6 @@ def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
     assert bars[-1]["data"] == {"text/plain": ""}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_quiet_command_shows_nothing_in_a_notebook(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]]
 ) -> None:
@@ -370,36 +368,27 @@ def test_outside_a_notebook_there_is_none() -> None:
     assert not terminal.in_notebook()
 
 
-@pytest.mark.parametrize("attempts", [1, 3])
-def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("measured", "times_s", "expected"),
+    [
+        (lambda work: rate(work, 5, attempts=1), [0.01] * 1000, 500),
+        (lambda work: rate(work, 5, attempts=3), [0.01] * 1000, 500),
+        (lambda work: rate(work, 1, attempts=2), [0.01, 1.0] + [0.01] * 1000, 100),
+        (lambda work: undisturbed_rate(work, 1, "cuda"), [5.0] + [0.02] * 20 + [0.01] + [3.0] * 1000, 100),
+    ],
+    ids=["a rate", "of equal attempts", "the best attempt has no pause", "the fastest call is undisturbed"],
+)
+def test_a_rate_is_amounts_per_second(
+    measured: Callable[..., float], times_s: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A clock that goes on with the work and with nothing else: on a busy machine a pause may take any time.
-    clock = [0.0]
-    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
-
-    def work() -> None:
-        clock[0] += 0.01
-
-    assert rate(work, 5, attempts) == pytest.approx(500)
-
-
-def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, took = [0.0], iter([0.01, 1.0] + [0.01] * 1000)
+    clock, took = [0.0], iter(times_s)
     monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += next(took)
 
-    assert rate(work, 1, attempts=2) == pytest.approx(100)
-
-
-def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, took = [0.0], iter([5.0] + [0.02] * 20 + [0.01] + [3.0] * 1000)
-    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
-
-    def work() -> None:
-        clock[0] += next(took)
-
-    assert undisturbed_rate(work, 1, "cuda") == pytest.approx(100)
+    assert measured(work) == pytest.approx(expected)
 
 
 def test_a_processors_rate_is_that_of_one_thread_times_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,6 @@ from probing.runtime.processes import launched
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads Linux's /proc"),
 ]
 

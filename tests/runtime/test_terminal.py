@@ -37,7 +37,6 @@ from probing.runtime.terminal import (
     visible_output,
 )
 from probing.studies.fit import extract
-from synthetic import LIGHTNING_WARNINGS
 
 
 def switches() -> dict[str, Any]:
@@ -65,7 +64,6 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     turn(before["bars of transformers"], before["bars of the hub"])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_libraries_are_silent_inside_and_as_they_were_after(chosen: dict[str, Any]) -> None:
     with quiet_libraries():
         assert switches() == {
@@ -80,7 +78,6 @@ def test_libraries_are_silent_inside_and_as_they_were_after(chosen: dict[str, An
     assert switches() == chosen
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_command_called_from_python_leaves_them(
     chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -88,7 +85,6 @@ def test_a_command_called_from_python_leaves_them(
     assert switches() == chosen
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_so_does_one_that_is_refused(
     chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -119,13 +115,11 @@ print(from_python == at_start, first < imported, again <= imported, gc.isenabled
 """
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_is_imported_is_frozen_once_and_only_in_a_process_of_ones_own() -> None:
     done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["True"] * 4
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("encoding", "shown"),
     [("ascii", rb"caf\xe9 \u5b57 bad"), ("latin-1", b"caf\xe9 \\u5b57 bad"), ("utf-8", "café 字 bad".encode())],
@@ -152,7 +146,6 @@ def test_what_a_terminal_lacks_is_escaped_and_bytes_of_a_path_stay(
     assert err.buffer.getvalue().splitlines() == [first]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("called", ["command line", "Python"])
 def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -170,14 +163,12 @@ EVIL = "[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
 SHOWN = r"[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_steers_a_terminal_is_shown_and_words_of_any_script_stay() -> None:
     assert visible(EVIL) == SHOWN
     for words in ("Grüße, ½ – «x»", "العربية עברית", "👩\u200d👧 கி", "a\tb\n"):
         assert visible(words) == words
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixture[str]) -> None:
     table = plain_table(EVIL)
     table.add_column(EVIL)
@@ -194,7 +185,6 @@ def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{EVIL}\n"
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     display = pytest.importorskip("IPython.display")
     displayed: list[Any] = []
@@ -207,7 +197,6 @@ def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.Monk
     assert displayed == []
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("speak", "stream"), [(tell, "out"), (say, "err"), (complain, "err")])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_sentences_are_wrapped_between_words(

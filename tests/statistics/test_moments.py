@@ -55,8 +55,9 @@ from probing.studies.geometry.tables import conclusions
 from probing.studies.similarity import STS_STUDY
 from probing.tables.probes import transform_lines
 from small_data import word_pairs, write_sts, write_wic
-from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
+
+pytestmark = pytest.mark.numeric
 
 
 def moments_of_rows(hidden_states: torch.Tensor, *cuts: int) -> Moments:
@@ -72,7 +73,6 @@ def states() -> torch.Tensor:
     return torch.randn(500, 6, generator=generator) * torch.tensor([1, 2, 3, 1, 1, 1.0]) + torch.arange(6.0)
 
 
-@pytest.mark.numeric
 def test_moments_equal_those_of_numpy_in_float64(states: torch.Tensor) -> None:
     found, wide = moments_of_rows(states), states.double().numpy()
     assert found.n_tokens == 500
@@ -82,7 +82,6 @@ def test_moments_equal_those_of_numpy_in_float64(states: torch.Tensor) -> None:
     np.testing.assert_allclose(found.second_moment, wide.T @ wide / 500, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.numeric
 def test_many_batches_give_what_one_gives(states: torch.Tensor) -> None:
     whole, parts = moments_of_rows(states), moments_of_rows(states, 1, 10, 10, 300, 499)
     assert parts.n_tokens == whole.n_tokens
@@ -91,14 +90,12 @@ def test_many_batches_give_what_one_gives(states: torch.Tensor) -> None:
     torch.testing.assert_close(parts.second_moment, whole.second_moment, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.numeric
 def test_the_order_of_batches_does_not_matter(states: torch.Tensor) -> None:
     forwards, backwards = moments_of_rows(states, 100, 250), moments_of_rows(states.flip(0), 100, 250)
     torch.testing.assert_close(forwards.mean, backwards.mean, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(forwards.sd, backwards.sd, rtol=1e-6, atol=0)
 
 
-@pytest.mark.numeric
 def test_a_neuron_that_hardly_varies_around_a_large_mean_keeps_its_sd() -> None:
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(2000, 1, generator=generator, dtype=torch.float64)
@@ -109,7 +106,6 @@ def test_a_neuron_that_hardly_varies_around_a_large_mean_keeps_its_sd() -> None:
     assert float(found.mean[0]) == pytest.approx(float(states.double().mean()), rel=1e-12)
 
 
-@pytest.mark.numeric
 def test_an_empty_batch_changes_nothing(states: torch.Tensor) -> None:
     accumulator = MomentsAccumulator(6)
     accumulator.update(states[:0])
@@ -118,20 +114,17 @@ def test_an_empty_batch_changes_nothing(states: torch.Tensor) -> None:
     assert torch.equal(accumulator.result().second_moment, moments_of_rows(states).second_moment)
 
 
-@pytest.mark.numeric
 def test_moments_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="no tokens"):
         MomentsAccumulator(3).result()
 
 
-@pytest.mark.numeric
 def test_inputs_stay_as_they_were(states: torch.Tensor) -> None:
     before = states.clone()
     moments_of_rows(states, 100)
     assert torch.equal(states, before)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("sd", "dead"), [(0.0, True), (1e-8, True), (9e-7, True), (1.1e-6, False), (1.0, False)])
 def test_neurons_below_a_millionth_of_the_median_sd_are_dead(sd: float, dead: bool) -> None:
     alternating = torch.tensor([1.0, -1.0]).repeat(50)[:, None]  # sd exactly 1
@@ -139,7 +132,6 @@ def test_neurons_below_a_millionth_of_the_median_sd_are_dead(sd: float, dead: bo
     assert found.dead.tolist() == [dead] + 4 * [False]
 
 
-@pytest.mark.numeric
 def test_where_most_neurons_are_constant_they_are_dead_and_no_scale_is_infinite() -> None:
     states = torch.zeros(10, 5)
     states[:, 1] = 3.0
@@ -152,7 +144,6 @@ def test_where_most_neurons_are_constant_they_are_dead_and_no_scale_is_infinite(
         assert not scale[:4].any()
 
 
-@pytest.mark.numeric
 def test_neurons_that_vary_by_rounding_alone_are_dead_even_where_most_are_so() -> None:
     generator = torch.Generator().manual_seed(0)
     states = -0.25 + 3e-8 * torch.randint(0, 2, (500, 5), generator=generator)
@@ -180,7 +171,6 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("cuts", CUTS)
 def test_products_of_the_rows_are_numpys_scatter(cuts: tuple[int, ...]) -> None:
     vectors = normal(300, 5) @ normal(5, 5, seed=1) + torch.linspace(0, 9, 300)[:, None]
@@ -190,7 +180,6 @@ def test_products_of_the_rows_are_numpys_scatter(cuts: tuple[int, ...]) -> None:
     assert mean.n == 300
 
 
-@pytest.mark.numeric
 def test_axes_before_the_vectors_are_apart_from_each_other() -> None:
     vectors = normal(3, 40, 4) + torch.arange(3.0)[:, None, None]
     mean, found = scatter(vectors, (9,))
@@ -200,7 +189,6 @@ def test_axes_before_the_vectors_are_apart_from_each_other() -> None:
         torch.testing.assert_close(found[i], expected)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("cuts", CUTS)
 def test_what_never_varies_has_nothing_left(cuts: tuple[int, ...]) -> None:
     # 2000 values of all sizes that float32 has, each constant over the vectors.
@@ -210,7 +198,6 @@ def test_what_never_varies_has_nothing_left(cuts: tuple[int, ...]) -> None:
     assert not found.any()
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("cuts", CUTS)
 def test_a_small_spread_around_a_large_mean_keeps_its_digits_in_float32(cuts: tuple[int, ...]) -> None:
     vectors = (1e4 + 1e-2 * normal(300, 3)).float()
@@ -218,7 +205,6 @@ def test_a_small_spread_around_a_large_mean_keeps_its_digits_in_float32(cuts: tu
     np.testing.assert_allclose(scatter(vectors, cuts)[1], expected, rtol=1e-5, atol=1e-5 * expected.max())
 
 
-@pytest.mark.numeric
 def test_a_first_batch_far_from_the_others_takes_no_digits_from_them() -> None:
     vectors = normal(20_000, 2).float()
     vectors[0] = 300
@@ -226,7 +212,6 @@ def test_a_first_batch_far_from_the_others_takes_no_digits_from_them() -> None:
     np.testing.assert_allclose(scatter(vectors, (1, 10_000))[1], expected, rtol=1e-5)
 
 
-@pytest.mark.numeric
 def test_no_vectors_are_no_rows_and_change_nothing() -> None:
     mean = RunningMean(4)
     assert mean.update(torch.empty(0, 4)).shape == (0, 4)
@@ -236,7 +221,6 @@ def test_no_vectors_are_no_rows_and_change_nothing() -> None:
     assert torch.equal(mean.mean, torch.ones(4).double())
 
 
-@pytest.mark.numeric
 def test_processes_together_have_the_scatter_of_all_vectors_and_one_may_have_none() -> None:
     vectors = normal(300, 4) + torch.linspace(0, 50, 300)[:, None]
     vectors[:, 3] = float(np.float32(0.1))  # with digits to spare, as what float32 has
@@ -252,7 +236,6 @@ def test_processes_together_have_the_scatter_of_all_vectors_and_one_may_have_non
     np.testing.assert_allclose(parts[0][0].mean, vectors.mean(0), rtol=1e-13)
 
 
-@pytest.mark.numeric
 def test_the_vectors_stay_as_they_were() -> None:
     vectors = normal(20, 3)
     before = vectors.clone()
@@ -276,7 +259,6 @@ def scaling_of(states: Tensor, space: PenaltySpace) -> Scaling:
     return Scaling(accumulator.result(), space)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 def test_penalty_spaces_divide_by_what_they_name(space: PenaltySpace) -> None:
     states = make_states()
@@ -288,7 +270,6 @@ def test_penalty_spaces_divide_by_what_they_name(space: PenaltySpace) -> None:
     assert inverse[DEAD] == 0
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 def test_a_scaled_weight_on_scaled_neurons_gives_the_logits_of_the_weight(space: PenaltySpace) -> None:
     states = make_states().double()
@@ -300,7 +281,6 @@ def test_a_scaled_weight_on_scaled_neurons_gives_the_logits_of_the_weight(space:
     torch.testing.assert_close(scaling.raw_weight(scaled), without_dead, rtol=1e-12, atol=0)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 def test_scaled_products_are_the_products_of_scaled_neurons(space: PenaltySpace) -> None:
     states = make_states().double()
@@ -310,7 +290,6 @@ def test_scaled_products_are_the_products_of_scaled_neurons(space: PenaltySpace)
     torch.testing.assert_close(scaling.products(states.T @ states / len(states)), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.numeric
 def test_what_is_scaled_keeps_its_precision() -> None:
     scaling = scaling_of(make_states(), "sd")
     for dtype in (torch.float32, torch.float64):
@@ -320,7 +299,6 @@ def test_what_is_scaled_keeps_its_precision() -> None:
         assert scaling.products(torch.eye(DEAD + 1, dtype=dtype)).dtype == dtype
 
 
-@pytest.mark.numeric
 def test_the_axes_of_a_layer_are_computed_once_for_each_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, eigh = [], torch.linalg.eigh
 
@@ -360,7 +338,6 @@ def found(states: torch.Tensor) -> dict[str, list[int]]:
     return named
 
 
-@pytest.mark.numeric
 def test_a_profile_is_what_numpy_says_in_batches_or_not() -> None:
     states = noise(300, 7) + torch.arange(7)
     x = states.double().numpy()
@@ -371,7 +348,6 @@ def test_a_profile_is_what_numpy_says_in_batches_or_not() -> None:
         np.testing.assert_allclose(got.argmax_share, [(x.argmax(1) == k).mean() for k in range(7)])
 
 
-@pytest.mark.numeric
 def test_tokens_are_counted_in_which_a_neuron_is_far_from_that_tokens_own_mean() -> None:
     states = noise(300, 40) + 5
     states[:120, 3] -= 9
@@ -384,7 +360,6 @@ def test_tokens_are_counted_in_which_a_neuron_is_far_from_that_tokens_own_mean()
     assert profile(states).beyond_share[5:].max() < 0.05
 
 
-@pytest.mark.numeric
 def test_pooled_profiles_are_that_of_all_tokens() -> None:
     states = noise(300, 7) * torch.arange(1, 8)
     got, expected = moments.pooled([profile(states[:40]), profile(states[40:])]), profile(states)
@@ -393,12 +368,10 @@ def test_pooled_profiles_are_that_of_all_tokens() -> None:
         np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-10)
 
 
-@pytest.mark.numeric
 def test_in_noise_there_is_none() -> None:
     assert found(noise()) == {name: [] for name in get_args(moments.Definition)}
 
 
-@pytest.mark.numeric
 def test_a_large_constant_neuron_is_an_outlier_of_the_mean_and_not_of_the_variance() -> None:
     states = noise()
     states[:, 31] = -10 + 0.5 * states[:, 31]
@@ -409,7 +382,6 @@ def test_a_large_constant_neuron_is_an_outlier_of_the_mean_and_not_of_the_varian
     assert by_mean.value == pytest.approx(-np.sqrt(D - 1), rel=0.01)  # one of d neurons is never further
 
 
-@pytest.mark.numeric
 def test_a_neuron_that_varies_much_is_an_outlier_of_the_variance_and_not_of_the_mean() -> None:
     states = noise()
     states[:, 5] *= 4
@@ -419,7 +391,6 @@ def test_a_neuron_that_varies_much_is_an_outlier_of_the_variance_and_not_of_the_
     }  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_special_tokens_may_hide_what_the_others_show() -> None:
     states = noise()
     states[:, 8] += 12
@@ -430,7 +401,6 @@ def test_special_tokens_may_hide_what_the_others_show() -> None:
         == [9]  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_those_further_away_come_first() -> None:
     states = noise()
     states[:, [3, 60]] += torch.tensor([7.0, -12.0])
@@ -446,7 +416,6 @@ def norms(n_layers: int, planted: dict[int, int], seed: int = 0) -> list[torch.T
     return gains
 
 
-@pytest.mark.numeric
 def test_layer_norm_names_those_that_deviate_in_more_than_three_layers_gains_and_biases_in_turn() -> None:
     gains, biases = norms(12, {10: 12, 11: 5, 12: 3}), norms(12, {20: 4, 10: 6}, seed=50)
     # Gains: 10 (12 layers), 11 (5). Biases: 10 (6), 20 (4). In turn: 10, 10, 11, 20.
@@ -455,7 +424,6 @@ def test_layer_norm_names_those_that_deviate_in_more_than_three_layers_gains_and
     ]  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_layer_norm_takes_the_first_six_entries_and_does_without_biases() -> None:
     # Seven at once would hide each other: an sd counts them all.
     gains = norms(20, {30: 20, 31: 19, 32: 18, 33: 17, 34: 16})
@@ -465,7 +433,6 @@ def test_layer_norm_takes_the_first_six_entries_and_does_without_biases() -> Non
     assert moments.by_layer_norm([], []) == []
 
 
-@pytest.mark.numeric
 def test_layers_that_do_not_vary_have_none() -> None:
     assert moments.outliers_of(profile(torch.ones(10, 50))) == [
         Outlier("argmin_share", 0, 1.0), Outlier("argmax_share", 0, 1.0),  # of equal neurons the first
@@ -505,13 +472,11 @@ def naive_rbo(one: list[int], other: list[int], p: float) -> float:
     return (1 - p) / p * (seen + goes_on) + ((x(n) - x(s)) / n + x(s) / s) * p**n
 
 
-@pytest.mark.numeric
 def test_places_go_from_the_highest_ties_by_lower_index_and_leave_dead_neurons_out() -> None:
     assert neuron_ranks(np.array([2.0, 0.0, 5.0, 2.0, -1.0])).tolist() == [2, 6, 1, 3, 4]
     assert neuron_ranks(np.array([[1.0, 2.0], [0.0, -0.0]])).tolist() == [[2, 1], [3, 3]]
 
 
-@pytest.mark.numeric
 @given(st.integers(2, 9).flatmap(both), st.sampled_from([0.1, 0.5, 0.9, 0.98]))
 def test_rank_biased_overlap_is_equation_32_for_lists_of_any_length(scores: NDArray[Any], p: float) -> None:
     one, other = scores
@@ -522,7 +487,6 @@ def test_rank_biased_overlap_is_equation_32_for_lists_of_any_length(scores: NDAr
         assert np.isnan(found)
 
 
-@pytest.mark.numeric
 def test_rank_biased_overlap_of_a_known_pair() -> None:
     # X = 0, 1, 2, 3, 5 and p = .9: (1 - p) sum X_d / d p^(d-1) + p^5, worked by hand.
     one, other = neuron_ranks(np.array([5.0, 4, 3, 2, 1])), neuron_ranks(np.array([2.0, 5, 4, 3, 1]))
@@ -530,7 +494,6 @@ def test_rank_biased_overlap_of_a_known_pair() -> None:
     assert float(rank_biased_overlap(one, other, 0.9)) == pytest.approx(by_hand, **EXACT)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("p", "n"), [(0.9, 10), (0.98, 50)])
 def test_the_weight_of_the_top_is_what_the_choice_of_p_says(p: float, n: int) -> None:
     # Lists that agree on their first n and on nothing below: what equation 21 says the first n weigh, and the
@@ -542,7 +505,6 @@ def test_the_weight_of_the_top_is_what_the_choice_of_p_says(p: float, n: int) ->
     assert weight == pytest.approx(ranks_above, abs=1e-9)
 
 
-@pytest.mark.numeric
 @given(st.integers(2, 12).flatmap(lambda n: both(n, low=1)))
 def test_spearman_and_kendall_are_those_of_scipy_with_ties(scores: NDArray[Any]) -> None:
     one, other = scores
@@ -554,7 +516,6 @@ def test_spearman_and_kendall_are_those_of_scipy_with_ties(scores: NDArray[Any])
         assert np.isnan(kendall(ranks(one), ranks(other)))
 
 
-@pytest.mark.numeric
 def test_many_rankings_at_a_time_give_what_each_gives() -> None:
     generator = np.random.default_rng(0)
     one, many = generator.integers(0, 30, 60) * 1.0, generator.integers(1, 30, (5, 60)) * 1.0
@@ -571,20 +532,17 @@ def test_many_rankings_at_a_time_give_what_each_gives() -> None:
         np.testing.assert_allclose(together, alone, rtol=1e-12)
 
 
-@pytest.mark.numeric
 def test_kendall_of_more_neurons_than_small_integers_hold() -> None:
     generator = np.random.default_rng(0)
     one, other = generator.normal(size=(2, 2**13 + 1))
     assert float(kendall(ranks(one), ranks(other))) == pytest.approx(kendalltau(one, other)[0], **EXACT)
 
 
-@pytest.mark.numeric
 def test_the_overlap_of_tops_is_a_share_of_k() -> None:
     one, other = neuron_ranks(np.array([9.0, 8, 7, 1, 2, 3])), neuron_ranks(np.array([9.0, 1, 7, 8, 2, 3]))
     assert [float(top_overlap(one, other, k)) for k in (1, 2, 3, 6)] == [1, 1 / 2, 2 / 3, 1]
 
 
-@pytest.mark.numeric
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     values=st.lists(st.integers(0, 6), min_size=1, max_size=12),
@@ -610,7 +568,6 @@ D_MODEL = 16  # of the tiny models
 # --- the number ---
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("per_dimension", [1.5, 2, ENOUGH, 50])
 def test_whitening_leaves_other_vectors_the_variance_that_the_size_tells(per_dimension: float) -> None:
     d, generator = 40, torch.Generator().manual_seed(0)
@@ -632,7 +589,6 @@ def test_whitening_leaves_other_vectors_the_variance_that_the_size_tells(per_dim
     assert (found.amax(1) / found.amin(1)).median() > 15 or per_dimension > 2
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_size_of_a_fit_survives_a_row() -> None:
     columns = size_columns("whiten", 900, 50, 384)
     assert columns == {
@@ -654,7 +610,6 @@ def row(transform: str, n_vectors: int, n_sentences: int, d_model: int = 384) ->
     return {"transform": transform, **size_columns(transform, n_vectors, n_sentences, d_model)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_reader_is_warned_below_ten_for_each_dimension_and_told_above() -> None:
     few, enough = row("whiten", 3839, 3839), row("whiten", 3840, 3840)
     assert label("whitened", [few]) == "whitened (from 9.9 sentences per dimension)"
@@ -667,7 +622,6 @@ def test_a_reader_is_warned_below_ten_for_each_dimension_and_told_above() -> Non
     assert label("clipped", [{"transform": "clip"}]) == "clipped"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_tokens_and_sentences_are_both_told_and_of_several_fits_the_least() -> None:
     (line,) = size_lines([row("whiten", 9719, 500, 768), row("whiten", 9719, 500, 768)], "")
     assert line == (
@@ -693,7 +647,6 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_sts_says_on_how_many_sentences_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -704,7 +657,6 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     )
     data = write_sts(tmp_path / "sts", n=20)
     found = sts([str(data)], transforms="clip,whiten,all_but_the_top", static=str(words), **options)
-    assert found is not None
     said = capsys.readouterr().out
     rows = read_csv(found.folder / "sts.csv")
     for row in rows:
@@ -730,14 +682,12 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     assert "Warning: Whitening of 16 dimensions is fitted on" in section
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_wic_says_on_how_many_tokens_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for part, n, seed in (("train", 6, 0), ("dev", 40, 1)):
         write_wic(tmp_path / "wic", part, word_pairs(n, seed))
     found = wic(str(tmp_path / "wic"), **options)
-    assert found is not None
     said = capsys.readouterr().out
     whitened = next(row for row in read_csv(found.folder / "wic.csv") if row["transform"] == "whiten")
     size = size_of(whitened)
@@ -750,7 +700,6 @@ def test_wic_says_on_how_many_tokens_it_whitened(
     assert not [row for row in found.chosen if size_of(row) and row["transform"] != "whiten"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
@@ -761,7 +710,6 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     found = geometry(
         corpus=str(tmp_path / "text.txt"), fit_corpus=str(tmp_path / "few.txt"), transforms="center,whiten", **options
     )
-    assert found is not None
     said = capsys.readouterr().out
     rows = read_csv(found.folder / "geometry.csv")
     (size,) = {size_of(row) for row in rows if row["transform"] == "whiten"}
@@ -773,18 +721,16 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert "whitened (from" in repr(found)
     assert conclusions(found, {2: []})[-1] in said
     # Two components are another matter.
-    fewer = geometry(
+    geometry(
         corpus=str(tmp_path / "text.txt"), fit_corpus=str(tmp_path / "few.txt"), transforms="whiten", components=2,
         **options,
     )  # fmt: skip
-    assert fewer is not None
     assert "Warning" not in capsys.readouterr().out
     section = found.study.section(found, SectionPlace("geometry-0", 0, 0))
     assert f"Whitening of 16 dimensions is fitted on {size}, fewer than 10" in section
     assert "Measures of each layer, whitened (from" in section
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     tmp_path: Path, options: dict[str, Any], sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -792,7 +738,6 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in dict.fromkeys(short)), encoding="utf-8")
     roughly = {**BARE, "probe": {"tolerance": 1e-2}}
     run = fit(corpus=str(tmp_path / "text.txt"), transform="whiten", **roughly, **options)
-    assert run is not None
     said = capsys.readouterr().out
     (line,) = transform_lines(run.transform, run.accuracy)[1:]
     assert line in said

@@ -664,26 +664,20 @@ def test_within_sentences_too() -> None:
     torch.testing.assert_close(of_labels(labels, states, sentences, 0.0), drawn.mean(0))
 
 
-def test_among_sentences_longer_ones_vary_more_whatever_their_label() -> None:
-    """Where a class is of short sentences, its own variance is not that of all: labels are not merely permuted."""
-    generator, found = np.random.default_rng(0), []
+@pytest.mark.parametrize("as_a_whole", [False, True])
+def test_among_sentences_longer_ones_vary_more_whatever_their_label(as_a_whole: bool) -> None:
+    """Where a class is of short sentences, its own variance is not that of all: labels are not merely permuted.
+
+    Sentences that differ as a whole vary by the square of their length. Without that, labels of long sentences would be
+    given too little variance, and those of short ones too much.
+    """
+    generator, found = np.random.default_rng(int(as_a_whole)), []
     label = np.arange(200) % 2
     sentences = torch.from_numpy(np.repeat(np.arange(200), np.where(label, 20, 3)))
     labels = torch.from_numpy(label)[sentences]
     for _ in range(40):
-        states = torch.from_numpy(generator.standard_normal((len(labels), 50)))
-        found.append((of_labels(labels, states, sentences, 1.0) / squared(labels, states).mean()).mean())
-    assert np.mean(found) == pytest.approx(1, abs=0.1)
-
-
-def test_sentences_that_differ_as_a_whole_vary_by_the_square_of_their_length() -> None:
-    """Without that, labels of long sentences would be given too little variance, and those of short ones too much."""
-    generator, found = np.random.default_rng(1), []
-    label = np.arange(200) % 2
-    sentences = torch.from_numpy(np.repeat(np.arange(200), np.where(label, 20, 3)))
-    labels = torch.from_numpy(label)[sentences]
-    for _ in range(40):
-        states = torch.from_numpy(generator.standard_normal((200, 50)))[sentences]
+        states = torch.from_numpy(generator.standard_normal((200 if as_a_whole else len(labels), 50)))
+        states = states[sentences] if as_a_whole else states
         found.append((of_labels(labels, states, sentences, 1.0) / squared(labels, states).mean()).mean())
     assert np.mean(found) == pytest.approx(1, abs=0.1)
 

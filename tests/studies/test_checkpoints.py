@@ -101,7 +101,6 @@ def made(place: Path) -> Result:
     return measured(place, place / "step*", name="all", wandb=WandbOptions("offline"), figure_format="png,pdf")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result) -> None:
     found = {(row["quantity"], row["layer"], row.get("neuron")): row for row in made.emergence}
@@ -122,7 +121,6 @@ def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result)
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, place: Path) -> None:
     common: dict[str, Any] = {
@@ -134,7 +132,6 @@ def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, p
     assert probes is not None
     assert space is not None
     heads = attention(**common, parts="profile,tokens,position_heads", run=str(probes.folder))
-    assert heads is not None
     here = {(row["layer"], row["measure"]): row for row in made.checkpoints if row["step"] == HEADS}
     for row in probes.accuracy:
         one = here[row["layer"], "accuracy"]
@@ -162,7 +159,6 @@ def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, p
     assert here[1, "n_position_heads"]["value"] == sum(row["position_head"] == "yes" for row in heads.position_heads)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_results_are_shown_and_logged_by_step(made: Result) -> None:
     assert list(read_columns(made.folder / "emergence.csv")) == list(EMERGENCE.types)
     assert [one["step"] for one in made.results["models"]] == list(STEPS)
@@ -178,7 +174,6 @@ def read_columns(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()[0].split(",")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same_bytes(
     made: Result, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,7 +213,6 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
     assert (resumed.folder / "checkpoints.csv").read_text(encoding="utf-8").splitlines() == expected
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
     made: Result,
     place: Path,
@@ -265,7 +259,6 @@ def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "org/tiny"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
     made: Result, place: Path, tmp_path: Path, hub: str
 ) -> None:
@@ -284,7 +277,6 @@ def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
     assert again.results["n_kept"] == 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: Path, tmp_path: Path, hub: str) -> None:
     with pytest.raises(UserError) as caught:
         measured(place, None, model=hub, revisions="step0,step7", cache=tmp_path / "cache")
@@ -292,7 +284,6 @@ def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: P
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -311,7 +302,6 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_checkpoints_that_read_the_text_differently_are_refused(
     place: Path, tmp_path: Path, checkpoints: dict[str, Path]
 ) -> None:
@@ -320,7 +310,6 @@ def test_checkpoints_that_read_the_text_differently_are_refused(
         measured(place, [place / "step0", other], measures="geometry", cache=tmp_path / "cache")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_checkpoint_that_is_a_later_one_is_measured_once_and_is_no_earlier_emergence(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +347,6 @@ def test_a_checkpoint_that_is_a_later_one_is_measured_once_and_is_no_earlier_eme
     assert not any("the first checkpoint" in line for line in made.conclusions())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_equal_checkpoints_no_row_names_another(place: Path, tmp_path: Path) -> None:
     folders = [f"{place}/step0", f"{place}/step{OUTLIER}"]
     made = probing.checkpoints(

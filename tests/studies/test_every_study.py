@@ -33,10 +33,6 @@ from report_runs import treebank
 from small_data import word_pairs, write_sts, write_wic
 from wandb_stand_in import read_offline_runs
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
-]
 # An encoder that is pretrained within a second.
 SMALL = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_feedforward": 16, "vocabulary": 100, "row_length": 16}
 

@@ -47,9 +47,11 @@ from probing.studies.hierarchy.survey import (
 )
 from probing.text.tokens import Tokens
 from rendering import rendered
-from synthetic import LIGHTNING_WARNINGS, make_store
+from synthetic import make_store
 from wandb_stand_in import read_offline_runs
 from written import read_csv
+
+pytestmark = pytest.mark.numeric
 
 SIZES = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
 NONE: Any = {"mode": "disabled"}
@@ -62,7 +64,6 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "probe": {"l2": 1e-2}, **SIZES}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @rendered()
 def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
@@ -109,20 +110,17 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
         assert (folder / name).read_bytes() == (folder.parent / "b" / name).read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_random_model_has_no_random_control_and_a_penalty_is_chosen(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     options.pop("probe")
     made = hierarchy(**options, layer=1, random_weights=True, tasks="subject_noun", wandb=NONE)
-    assert made is not None
     assert {row["condition"] for row in made.hierarchy} == {"model", "permuted_positions"}
     assert "the control untrained is left out: the model itself is randomly initialised" in capsys.readouterr().err
     assert made.results["penalty"]["subject_noun"] in [strength(index) for index in range(WEAKEST, STRONGEST + 1)]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -187,8 +185,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]]
     return task_rows("main_auxiliary", "untrained", layers, answers, answers[[HIERARCHY] * 4], parts)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_the_main_auxiliary_generalises_by_hierarchy(rows: Any) -> None:
     row = rows[0][HIERARCHY]
     assert (row["test"], row["generalisation"], row["first_auxiliary"], row["preference"]) == (1, 1, 0, 1)
@@ -197,8 +193,6 @@ def test_a_layer_that_tells_the_main_auxiliary_generalises_by_hierarchy(rows: An
     assert row["preference_low"] > 0.9
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_the_first_auxiliary_generalises_by_linear_order(rows: Any) -> None:
     row = rows[0][LINEAR]
     assert (row["test"], row["generalisation"], row["first_auxiliary"], row["preference"]) == (1, 0, 1, -1)
@@ -206,8 +200,6 @@ def test_a_layer_that_tells_the_first_auxiliary_generalises_by_linear_order(rows
     assert (row["difference"], row["difference_low"] > 0.9) == (1, True)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_auxiliaries_alone_prefers_neither_rule(rows: Any) -> None:
     row = rows[0][WORD]
     assert row["preference_low"] < 0 < row["preference_high"]
@@ -216,15 +208,11 @@ def test_a_layer_that_tells_auxiliaries_alone_prefers_neither_rule(rows: Any) ->
     assert row["first_auxiliary_low"] < 5 / 12 < row["first_auxiliary_high"]
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_layer_that_tells_nothing_does_not_learn_the_task(rows: Any) -> None:
     assert rows[0][NOISE]["test"] < 0.3
     assert rows[0][NOISE]["generalisation"] < 0.3
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_each_distractor_has_its_sentences(rows: Any) -> None:
     table, kinds = rows
     for layer, row in enumerate(table):
@@ -235,8 +223,6 @@ def test_each_distractor_has_its_sentences(rows: Any) -> None:
         assert right == pytest.approx(row["generalisation"] * SURVEY_SIZES.generalisation)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sentence_of_which_a_word_is_cut_is_refused() -> None:
     text = Parts.of("subject_noun", Sizes(3, 2, 4), 0).training
     whole = tokens_of(text)
@@ -252,7 +238,6 @@ def test_a_sentence_of_which_a_word_is_cut_is_refused() -> None:
 WORDS = [[-1, 0, 0, 1, 2, -1], [-1, 0, 1, -1], [-1, 0, 1, 1, 2, 3, 3, -1], [-1, 0, 1, 2, -1]]
 
 
-@pytest.mark.numeric
 def test_the_answer_is_the_likeliest_word_as_a_loop_finds_it(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     words = np.concatenate(WORDS).astype(np.int16)
@@ -277,7 +262,6 @@ def test_the_answer_is_the_likeliest_word_as_a_loop_finds_it(tmp_path: Path) -> 
     assert found[:, 3].tolist() == [0, 0]  # of equally likely words the first
 
 
-@pytest.mark.numeric
 def test_shares_and_their_differences_are_those_of_the_sentences() -> None:
     first, second = np.array([True] * 30 + [False] * 10), np.array([False] * 20 + [True] * 20)
     own, difference = counted("test", first), compared("difference", first, second)

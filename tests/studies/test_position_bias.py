@@ -56,9 +56,11 @@ from probing.text import from_sentences
 from probing.text.tokens import Tokens
 from rendering import rendered
 from small_data import sentence_pairs, write_benchmark
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional
+from synthetic import make_store, make_tokens, positional
 from wandb_stand_in import read_offline_runs
 from written import read_csv
+
+pytestmark = pytest.mark.numeric
 
 NONE: Any = {"mode": "disabled"}
 SIZES = {"sentences": 4, "documents": 24, "top": 3, "draws": 3}
@@ -100,7 +102,6 @@ def row_of(made: Any, **wanted: str) -> Any:
     return row
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_bias_in_the_positions_is_found_and_none_where_words_count_the_same_everywhere(
     options: dict[str, Any], tiny_model: Callable[..., Path]
@@ -125,7 +126,6 @@ def test_a_bias_in_the_positions_is_found_and_none_where_words_count_the_same_ev
     assert "the start of a document has more weight than its end" in falling.answer()[0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @rendered()
 def test_everything_is_on_disk_and_repeats(
@@ -165,23 +165,19 @@ def test_everything_is_on_disk_and_repeats(
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_neurons_of_a_run_on_position_are_held(
     options: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:
     usual: dict[str, Any] = {"runs": options["runs"], "quiet": True, "wandb": NONE}
     found = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[2, 3], name="fit", **BARE, **usual)
-    assert found is not None
     made = position_bias(run=found.folder, pooling="mean", **options)
-    assert made is not None
     assert made.config["model"] == str(checkpoints["bert"])
     assert made.results["neurons"] == [row["neuron"] for row in found.top(3, 3)]
     with pytest.raises(UserError, match=r"expected a run with layer 1, found 2, 3; give `layer` too"):
         position_bias(run=found.folder, layer=1, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -205,13 +201,11 @@ def test_what_cannot_be_measured_is_refused_before_any_work(
     assert not Path(options["runs"]).exists() or not [*Path(options["runs"]).glob("*-position-bias-*")]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_few_documents_have_no_intervals_and_that_is_said(
     options: dict[str, Any], checkpoints: dict[str, Path]
 ) -> None:
     made = position_bias(model=str(checkpoints["bert"]), **{**options, "documents": 5})
-    assert made is not None
     assert made.conclusions()[-1] == ("There are no 95% intervals: 5 documents are too few; at least 20 are needed.")
     assert "is not tested against its end" in made.answer()[0]
 
@@ -220,8 +214,6 @@ Array = NDArray[np.float64]
 LENGTHS = [5, 9, 3, 12, 7] * 6
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("pooling", ["mean_special", "cls"])
 def test_vectors_are_those_of_a_plain_loop_over_the_model(
     pooling: Pooling, tiny_model: Callable[..., Path], sentences: list[str], tmp_path: Path
@@ -240,8 +232,6 @@ def test_vectors_are_those_of_a_plain_loop_over_the_model(
         assert (found.first[i], found.stop[i]) == (0, 1 if pooling == "cls" else len(states))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_tokens(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = positional(tokens, 6, 2.0)
@@ -275,8 +265,6 @@ def regression(states: Array, tokens: Tokens) -> Array:
     return np.asarray(part - part[tokens.positions].mean(0))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later_positions(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     store = make_store(tmp_path / "store", [positional(tokens, 6, 2.0)], tokens)
@@ -292,8 +280,6 @@ def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later
     assert part.over(first, stop) == pytest.approx(np.array([means.mean(0), means[2:5].mean(0)]))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     states = np.random.default_rng(0).standard_normal((tokens.n_tokens, 6))
@@ -308,8 +294,6 @@ def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     assert np.abs(part.shares[[0, 1, 3]]).max() < 0.15 < part.shares[2] < part.shares[4] < 1
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_bag_of_words_is_the_mean_of_the_words_rows_in_any_order() -> None:
     tokens = make_tokens([6, 6, 3, 2])
     ids = tokens.input_ids.copy()
@@ -355,7 +339,6 @@ def planted(made: Documents, texts: DocumentTexts, weight: Floats, noise: float 
     return np.array(found)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_orders", [1, 2])
 def test_known_weights_of_sentences_are_recovered(n_orders: int) -> None:
     generator = np.random.default_rng(0)
@@ -367,7 +350,6 @@ def test_known_weights_of_sentences_are_recovered(n_orders: int) -> None:
     assert explained == pytest.approx(1)
 
 
-@pytest.mark.numeric
 def test_weights_are_those_of_a_regression_and_their_errors_those_of_leaving_documents_out() -> None:
     generator = np.random.default_rng(1)
     parts = generator.standard_normal((25, 1, 4, 8))
@@ -388,7 +370,6 @@ def test_weights_are_those_of_a_regression_and_their_errors_those_of_leaving_doc
     assert explained == pytest.approx(1 - (rest**2).sum() / (vectors**2).sum())
 
 
-@pytest.mark.numeric
 def test_an_edit_of_nothing_changes_nothing() -> None:
     vectors = np.random.default_rng(0).standard_normal((6, 10))
     intact = np.arange(6)
@@ -397,7 +378,6 @@ def test_an_edit_of_nothing_changes_nothing() -> None:
     assert (row["start_end"], row["start_end_low"], row["start_end_high"], row["start_end_p"]) == (0, 0, 0, 1)
 
 
-@pytest.mark.numeric
 def test_equal_weights_show_no_bias_and_intervals_hold_0_as_often_as_they_say() -> None:
     holds = []
     for seed in range(200):
@@ -410,7 +390,6 @@ def test_equal_weights_show_no_bias_and_intervals_hold_0_as_often_as_they_say() 
     assert 183 <= sum(holds) <= 199  # 190 are expected, of which three standard deviations are 9
 
 
-@pytest.mark.numeric
 def test_where_all_words_weigh_the_same_opposite_places_change_alike_in_both_orders() -> None:
     made = documents(24, 5)
     texts = texts_of(made, EDITS, 0)
@@ -426,7 +405,6 @@ def test_where_all_words_weigh_the_same_opposite_places_change_alike_in_both_ord
     assert explained == pytest.approx({AS_WRITTEN: 1, SHUFFLED: 1})
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("weight", [[3.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 3.0]])
 def test_the_end_that_weighs_more_is_found_whatever_is_measured(weight: list[float]) -> None:
     made = documents(24, 5)
@@ -441,7 +419,6 @@ def test_the_end_that_weighs_more_is_found_whatever_is_measured(weight: list[flo
     assert found[WEIGHT, SHUFFLED].mean(0) == pytest.approx(weight, abs=0.2)
 
 
-@pytest.mark.numeric
 def test_the_middle_is_one_place_or_two() -> None:
     assert [middle(n) for n in (3, 4, 5, 8)] == [[1], [1, 2], [2], [3, 4]]
     row = bias(np.array([[4.0, 2.0, 1.0, 0.0]] * 30))
@@ -454,7 +431,6 @@ def test_the_middle_is_one_place_or_two() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_vectors_are_compared_by_document_with_those_that_they_come_from() -> None:
     generator = np.random.default_rng(0)
     key = (REPLACE, SHUFFLED)
@@ -472,7 +448,6 @@ def test_vectors_are_compared_by_document_with_those_that_they_come_from() -> No
     assert (rows["random_held"]["least"], rows["random_held"]["most"]) == (min(each), max(each))
 
 
-@pytest.mark.numeric
 def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
     made = documents(4, 3)
     texts = texts_of(made, EDITS, 1)
@@ -507,7 +482,6 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
             assert len(new) == 1
 
 
-@pytest.mark.numeric
 def test_a_sentence_gives_way_to_one_of_about_its_length_for_which_there_is_room() -> None:
     made = documents(12, 4)
     texts = texts_of(made, [REPLACE], 0)

@@ -35,8 +35,6 @@ from small_data import (
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
-
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -120,7 +118,6 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
 def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: Path, options: dict[str, Any]) -> None:
     def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
-        assert found is not None
         row = find(found.sts, set="STS-B dev", transform="whiten", aggregation="all")
         return row, json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["fitted_on"]["STS-B dev"]
 
@@ -156,7 +153,6 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
 
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
-    assert found is not None
     assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
 
 
@@ -166,7 +162,6 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
 ) -> None:
     planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "quiet": True}
     found = sts([str(data)], layer=0, pooling="mean,first_last", definition="argmin_share", components=3, **planted)
-    assert found is not None
     rows = {(row["pooling"], row["transform"]): row for row in found.sts if row["aggregation"] == "all"}
     # Of the average, those of layer 1 are clipped too.
     n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
@@ -174,7 +169,6 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert "3" in str(rows["first_last", "clip"]["clipped"]).split()
     assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
     other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
-    assert other is not None
     again = next(row for row in reversed(other.sts) if row["aggregation"] == "all")
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
@@ -186,7 +180,6 @@ def test_sentences_that_no_vector_stands_for_are_counted(
     pairs = [*sentence_pairs(40, 0), ("☃ ☂", "☃", 5.0), ("☃", "probe layer", 0.0), ("a the", "never", 5.0)]
     write_semeval(data / "STS12-en-test", "MSRpar", pairs)
     found = sts([str(data)], layer=1, static=str(data.parent / "vectors.txt"), transforms="whiten", **options)
-    assert found is not None
     said, (told, *_) = capsys.readouterr().err, found.results["sets"]
     assert (told["n_unknown_sentences"], told["n_unknown_pairs"]) == (2, 2)
     everything = [*pairs, *sentence_pairs(20, 1)]
@@ -221,7 +214,6 @@ def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
     data: Path, options: dict[str, Any]
 ) -> None:
     found = sts([str(data)], layer=2, pooling="all", transforms="none", quiet=True, **options)
-    assert found is not None
     values = [row["spearman"] for row in found.sts if row["set"] == "STS12" and row["aggregation"] == "all"]
     assert len(set(values)) == 4
 
@@ -254,21 +246,11 @@ def wic_data(tmp_path: Path) -> Path:
     return tmp_path / "wic"
 
 
-@pytest.fixture
-def wic_options(
-    tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
-    """What all runs here have in common; they share one cache."""
-    cache = tmp_path_factory.getbasetemp() / "wic-cache"
-    model = str(checkpoints["bert"])
-    return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "wandb": {"mode": "disabled"}}
-
-
 @rendered()
 def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = [f"--{name}={value}" for name, value in wic_options.items() if name != "wandb"]
+    args = [f"--{name}={value}" for name, value in options.items() if name != "wandb"]
     assert (
         run(COMMANDS, ["wic", str(wic_data), *args, "--wandb.mode=offline", "--name=a", "--layer=0,2", "--verbose"])
         == 0
@@ -276,7 +258,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     said = capsys.readouterr()
     assert "Layer and threshold selected on train, accuracy on dev" in said.out
     assert "always yes" in said.out
-    folder = Path(wic_options["runs"]) / "a"
+    folder = Path(options["runs"]) / "a"
     assert f"Results: {folder}" in said.out
     assert {path.name for path in folder.iterdir()} == {
         "wic.csv", "chosen.csv", "config.yaml", "results.json", "figures", "wandb"
@@ -317,21 +299,20 @@ def shuffled(pairs: list[Pair], seed: int) -> list[Pair]:
     return [(a, b, place, label) for (a, b, place, _), label in zip(pairs, labels, strict=True)]
 
 
-def test_shuffled_labels_find_nothing(wic_data: Path, wic_options: dict[str, Any]) -> None:
+def test_shuffled_labels_find_nothing(wic_data: Path, options: dict[str, Any]) -> None:
     write_wic(wic_data, "train", shuffled(TRAIN, 0))
     write_wic(wic_data, "dev", shuffled(DEV, 1))
-    found = wic(str(wic_data), quiet=True, **wic_options)
-    assert found is not None
+    found = wic(str(wic_data), quiet=True, **options)
     for row in found.chosen:
         if row["protocol"] == "held_out":
             assert row["accuracy_low"] <= 0.5 <= row["accuracy_high"]
     assert "Layer and threshold selected on train" in repr(found)
 
 
-def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, wic_options: dict[str, Any]) -> None:
-    before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **wic_options)
+def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, options: dict[str, Any]) -> None:
+    before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     write_wic(wic_data, "dev", shuffled(word_pairs(60, 7), 0))
-    after = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **wic_options)
+    after = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     assert before is not None
     assert after is not None
     assert len(before.wic) == len(after.wic) == 2 * 7
@@ -342,9 +323,9 @@ def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path,
 
 
 def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
-    wic_data: Path, wic_options: dict[str, Any], tiny_model: Callable[..., Path]
+    wic_data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:
-    planted = {**wic_options, "model": str(plant_outlier(tiny_model("bert"), 3)), "layer": 0, "quiet": True}
+    planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "layer": 0, "quiet": True}
     found = wic(str(wic_data), transforms="clip,clip_random,whiten", definition="argmin_share", components=2, **planted)
     other = wic(str(wic_data), transforms="clip,whiten", definition="variance", components=5, **planted)
     assert found is not None
@@ -360,25 +341,24 @@ def test_a_planted_outlier_is_clipped_by_the_definition_that_names_it(
     assert named["whiten"]["threshold"] != unnamed["whiten"]["threshold"]
 
 
-def test_sentences_that_are_in_dev_too_are_not_fitted_on(wic_data: Path, wic_options: dict[str, Any]) -> None:
+def test_sentences_that_are_in_dev_too_are_not_fitted_on(wic_data: Path, options: dict[str, Any]) -> None:
     first, second, *rest = TRAIN[0]
     write_wic(wic_data, "dev", [*DEV, ([*first[:-1], first[-1].upper()], second, *rest)])  # type: ignore[list-item]
-    found = wic(str(wic_data), layer=0, transforms="whiten", quiet=True, **wic_options)
-    assert found is not None
+    found = wic(str(wic_data), layer=0, transforms="whiten", quiet=True, **options)
     fitted = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["n_sentences_fitted_on"]
     assert fitted == len({tuple(words) for pair in TRAIN for words in pair[:2]}) - 2
 
 
 def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = wic(str(wic_data), layer=0, transforms="none", max_length=5, **wic_options)
+    found = wic(str(wic_data), layer=0, transforms="none", max_length=5, **options)
     said = capsys.readouterr().err
     assert found is not None
     results = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))
     n_cut = results["n_cut_pairs"]["dev"]
     assert f"dev: {n_cut} of 100 pairs are left out: their word was cut off" in said
-    tokenizer = load_tokenizer(resolve_model(wic_options["model"]))
+    tokenizer = load_tokenizer(resolve_model(options["model"]))
 
     def is_left(words: list[str], place: int) -> bool:
         return place in tokenizer(words, is_split_into_words=True, truncation=True, max_length=5).word_ids()
@@ -390,13 +370,13 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
 
 @pytest.mark.slow
 def test_pairs_without_a_label_or_a_known_word_are_counted(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = wic(str(wic_data), layer=0, transforms="none", quiet=True, **wic_options)
+    before = wic(str(wic_data), layer=0, transforms="none", quiet=True, **options)
     write_wic(wic_data, "dev", [*DEV, *DEV[:7]])
     gold = wic_data / "dev" / "dev.gold.txt"
     gold.write_text("".join(f"{'FT'[same]}\n" for *_, same in DEV) + "\nnan\n-1\n\n\n\n\n", encoding="utf-8")
-    after = wic(str(wic_data), layer=0, transforms="none", **wic_options)
+    after = wic(str(wic_data), layer=0, transforms="none", **options)
     assert before is not None
     assert after is not None
     assert "dev: 7 of 107 pairs have no label and are left out" in capsys.readouterr().err
@@ -404,8 +384,7 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
     assert (told["n_read_pairs"]["dev"], told["n_pairs"]["dev"], told["n_unlabelled_pairs"]["dev"]) == (107, 100, 7)
     assert after.wic == before.wic
     write_wic(wic_data, "dev", [*DEV, (["the", "☃"], ["a", "☃"], 1, True)])
-    unknown = wic(str(wic_data), layer=0, transforms="none", max_length=8, **wic_options)
-    assert unknown is not None
+    unknown = wic(str(wic_data), layer=0, transforms="none", max_length=8, **options)
     assert "dev: 1 of " in (said := capsys.readouterr().err)
     assert "pairs have a word of which the model's vocabulary knows no piece; they count like the others" in said
     told = {name: counts["dev"] for name, counts in unknown.results.items() if name.endswith("_pairs")}
@@ -414,9 +393,9 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
 
 
 def test_quiet_prints_a_line_a_space(
-    wic_data: Path, wic_options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wic(str(wic_data), layer="0,1", part="dev", quiet=True, **wic_options)
+    wic(str(wic_data), layer="0,1", part="dev", quiet=True, **options)
     said = capsys.readouterr()
     assert said.err == ""
     *spaces, fitted_on, results = said.out.splitlines()

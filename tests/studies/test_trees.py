@@ -30,7 +30,6 @@ from probing.studies.trees.survey import (
     spanning_edges,
     spearman,
 )
-from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
@@ -270,7 +269,6 @@ def options(tmp_path: Path, checkpoints: dict[str, Path]) -> list[str]:
     return [*(f"--{name}={value}" for name, value in places.items()), "--figure_format=png"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_random_trees_are_decoded_at_chance_by_the_command(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from probing.studies.triggers import NONE, RANDOM, SEARCHED, Attack, TriggersOpt
 from small_data import entailment_of, marked_pairs, write_sick
 from written import read_csv
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.slow
 
 NO_WANDB: Any = {"mode": "disabled"}
 TUNED: dict[str, Any] = {"seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": NO_WANDB}

@@ -25,6 +25,8 @@ from probing.studies.tuning_effect.survey import START, TRUE, layer_rows, of_nam
 from synthetic import make_store, make_tokens
 from tiny_models import CHANGED
 
+pytestmark = pytest.mark.numeric
+
 USUAL: dict[str, Any] = {"quiet": True, "wandb": WandbOptions("disabled"), "figure_format": "png"}
 QUICK = ["maps", "states", "special"]
 
@@ -58,12 +60,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Pat
 
 
 def measured(planted: dict[str, Any], name: str, tuned: Sequence[str], shuffled: Any, **options: Any) -> Result:
-    found = tuning_effect(
+    return tuning_effect(
         start=planted["start"], tuned=list(tuned), shuffled=shuffled, corpus=planted["corpus"], name=name,
         runs=str(planted["place"] / "runs"), **{"measures": QUICK, **USUAL, **options},
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,6 @@ def layers(found: Result, measure: str) -> dict[int, dict[str, Any]]:
     return {row["layer"]: row for row in found.layer_changes if row["measure"] == measure}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Result) -> None:
     for measure in ("maps_cosine", "maps_jensen_shannon", "states_cosine", "states_cka"):
         by_task = {layer: row["by_task"] for layer, row in layers(found, measure).items()}
@@ -89,27 +88,23 @@ def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Res
     assert found.answer()[1].endswith(f"the task changes hidden states in layers {CHANGED} and {CHANGED + 1}.")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_below_the_planted_block_nothing_is_changed_at_all(found: Result) -> None:
     below = [row for row in found.checkpoint_changes if row["layer"] < CHANGED and row["measure"] != "special_mass"]
     assert below
     assert all(row["change"] == 0 for row in below)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_seeds_alone_change_is_not_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "null", planted["seeds"], planted["others"], measures=["states"])
     assert {row["by_task"] for row in found.layer_changes} == {"not shown"}
     assert layers(found, "states_cosine")[CHANGED]["common"] < 0.5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str, Any], found: Result) -> None:
     own = attention(
         model=planted["start"], against=planted["task"][1], corpus=planted["corpus"], parts=["change"],
         runs=str(planted["place"] / "others"), **USUAL,
     )  # fmt: skip
-    assert own is not None
     wanted = {
         (row["layer"], row["measure"]): row["value"]
         for row in own.change if row["of"] == "same" and row.get("head") is None and row["measure"] != "parameters"
@@ -122,7 +117,6 @@ def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str,
         assert here == pytest.approx(value if measure == "jensen_shannon" else 1 - value, abs=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "alone", planted["task"][:1], None, measures=["states"])
     assert all(not row.get("by_task") for row in found.layer_changes)
@@ -130,7 +124,6 @@ def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, 
     assert any("tuned on shuffled labels, such as" in line for line in found.conclusions())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any], found: Result) -> None:
     cache = planted["place"] / "runs" / "cache"
     before = {path.name for path in cache.iterdir() if path.is_dir()}
@@ -141,7 +134,6 @@ def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any],
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_block: Path) -> None:
     lines = [f'{{"text": "{text}", "label": {i % 2}}}' for i, text in enumerate(make_sentences(200, longest=8))]
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -152,7 +144,6 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
     )  # fmt: skip
     run = str(tmp_path / "runs" / "tuned")
     found = tuning_effect(run=run, sentences=150, name="changed", **usual)
-    assert found is not None
     assert found.results["n_seeds"] == {"pretrained": 2, "shuffled": 2}
     assert found.results["corpus"]["n_sentences"] == 150
     assert {row["measure"] for row in found.layer_changes} == set(MEASURES) - {"maps_as_published"}
@@ -163,12 +154,10 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
     checkpoint = str(Path(run) / "checkpoints" / "shuffled-seed1-order0")
     for typed, name in ((run, "pretrained-seed0-order0"), (checkpoint, "shuffled-seed1-order0")):
         own = attention(run=typed, parts="change", **usual)  # which finds model, start and text by itself
-        assert own is not None
         assert (Path(own.config["model"]).name, own.config["against"]) == (name, str(one_block))
         assert {row["value"] for row in own.change if row["of"] == "same"} == {1.0, 0.0}  # of cosines and divergences
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -199,7 +188,6 @@ def test_what_cannot_be_compared_is_refused(
     assert not [path for path in runs.glob("*") if path.name != "cache"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again(
     planted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +250,6 @@ def rule_changes(value: Callable[[str, str, int, int, int], float], seeds: int, 
     ]  # fmt: skip
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("seeds", "orders"), [(3, 1), (3, 3), (5, 1)])
 def test_seeds_alone_are_called_the_tasks_in_few_runs(seeds: int, orders: int) -> None:
     """At most 1 in 20 is expected, and more than 8 of 60 have a probability of .003; all 70 rows of a run count."""
@@ -286,7 +273,6 @@ def test_seeds_alone_are_called_the_tasks_in_few_runs(seeds: int, orders: int) -
     assert claimed <= 8
 
 
-@pytest.mark.numeric
 def test_what_the_task_changes_is_called_the_tasks_in_its_layers_and_no_other() -> None:
     generator = np.random.default_rng(1)
 
@@ -304,7 +290,6 @@ def test_what_the_task_changes_is_called_the_tasks_in_its_layers_and_no_other() 
     assert by_key["position_accuracy", 6]["difference"] == pytest.approx(-0.4, abs=0.01)
 
 
-@pytest.mark.numeric
 def test_a_distance_that_shuffled_labels_change_more_is_not_the_tasks() -> None:
     generator = np.random.default_rng(2)
 
@@ -315,7 +300,6 @@ def test_a_distance_that_shuffled_labels_change_more_is_not_the_tasks() -> None:
     assert claimed == {name for name, one in MEASURES.items() if not one.is_distance}  # whose change has two sides
 
 
-@pytest.mark.numeric
 def test_sentences_say_where_and_how_much() -> None:
     def value(start: str, measure: str, layer: int, seed: int, order: int) -> float:
         return (0.01 + 0.1 * (layer >= 5) * (start == "pretrained")) * (1 + 0.01 * seed) + 0.001 * layer
@@ -333,7 +317,6 @@ def test_sentences_say_where_and_how_much() -> None:
     )
 
 
-@pytest.mark.numeric
 def test_lines_are_means_of_their_points_and_a_property_of_two_seeds_has_a_size() -> None:
     def value(start: str, measure: str, layer: int, seed: int, order: int) -> float:
         return 0.1 * layer - 0.01 * seed
@@ -373,7 +356,6 @@ def units(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-@pytest.mark.numeric
 def test_distances_are_those_of_naive_formulas(tmp_path: Path) -> None:
     a, b = states(0), as_stored(0.5 * states(0)[:, ::-1] + states(1))
     found = state_distances(*stores(tmp_path, a, b), [1])[1]
@@ -389,7 +371,6 @@ def test_distances_are_those_of_naive_formulas(tmp_path: Path) -> None:
     assert found.rotated == pytest.approx(1 - cosines.mean(), abs=1e-10)
 
 
-@pytest.mark.numeric
 def test_a_planted_rotation_is_undone_and_cka_does_not_see_it(tmp_path: Path) -> None:
     a = states(0)
     rotation, _ = np.linalg.qr(np.random.default_rng(3).normal(size=(D, D)))
@@ -399,14 +380,12 @@ def test_a_planted_rotation_is_undone_and_cka_does_not_see_it(tmp_path: Path) ->
     assert found.cka == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.numeric
 def test_unrelated_states_stay_far_apart_on_other_sentences(tmp_path: Path) -> None:
     centred = states(0) - states(0).mean(0), states(9) - states(9).mean(0)
     found = state_distances(*stores(tmp_path, *centred), [0])[0]
     assert found.rotated == pytest.approx(1, abs=0.12)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_states_are_exactly_0_apart(seed: int, tmp_path: Path) -> None:
     found = state_distances(*stores(tmp_path, states(seed), states(seed)), [1])[1]

@@ -50,19 +50,19 @@ LOSS_S = 30 + 5
 STEP = "trainer/global_step"
 
 # Other loggers warn of what will change in them, and one leaves its database open.
-quiet_loggers = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:unclosed database:ResourceWarning"
-)
+quiet_loggers = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:unclosed database:ResourceWarning")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_user_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the W&B settings, key and proxies of whoever runs the tests."""
+    """Hide the W&B settings, key and proxies of whoever runs the tests, and keep MLflow's client from the network."""
     for variable in list(os.environ):
         if variable.startswith("WANDB_") or variable.lower().endswith("_proxy"):
             monkeypatch.delenv(variable)
     monkeypatch.delenv("NETRC", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "accuracy.csv").write_text("layer,accuracy\n", encoding="utf-8")
     (folder / "report.html").write_text("<!doctype html><p>Position</p>", encoding="utf-8")
     for name in ("curve.png", "curve.pdf"):
-        Image.new("RGB", (2, 2)).save(folder / name)
+        Image.new("RGB", (2, 3)).save(folder / name)
     return folder
 
 
@@ -113,7 +113,6 @@ def offline_run(folder: Path, **options: Any) -> OfflineRun:
 # The mode
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(
     ("option", "environment", "expected"),
     [
@@ -136,7 +135,6 @@ def test_the_option_goes_before_the_environment_and_that_before_the_key(
     assert resolve_mode(option) == expected
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(
     ("machine", "environment", "expected"),
     [
@@ -161,7 +159,6 @@ def test_a_key_in_netrc_counts_for_its_own_server_only(
     assert resolve_mode("auto") == expected
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_server_that_wandb_login_stored_decides_which_key_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,13 +170,11 @@ def test_the_server_that_wandb_login_stored_decides_which_key_counts(
     assert resolve_mode("auto") == "online"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_broken_netrc_is_no_key(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine\nmachine\n", encoding="utf-8")
     assert resolve_mode("auto") == "offline"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_mode_that_does_not_exist_is_named_with_where_it_stands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,7 +185,6 @@ def test_a_mode_that_does_not_exist_is_named_with_where_it_stands(
         resolve_mode("auto")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -206,7 +200,6 @@ def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
     assert resolve_mode("auto") == "online"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(
     ("settings", "environment", "expected"),
     [
@@ -242,7 +235,6 @@ def test_what_is_switched_off_is_not_sent_unless_the_option_says_so(
     assert resolve_mode("online") == "online"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.slow
 def test_a_folder_that_the_client_has_switched_off_is_followed_and_switched_on_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -254,7 +246,6 @@ def test_a_folder_that_the_client_has_switched_off_is_followed_and_switched_on_a
         assert resolve_mode("auto") == expected
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_settings_file_with_another_mode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "wandb").mkdir()
@@ -265,7 +256,6 @@ def test_a_settings_file_with_another_mode_is_named(tmp_path: Path, monkeypatch:
         resolve_mode("auto")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_importing_the_module_loads_no_heavy_library() -> None:
     code = "import sys, probing.tracking; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
@@ -276,7 +266,6 @@ def test_importing_the_module_loads_no_heavy_library() -> None:
 # Offline
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path) -> None:
     run = offline_run(folder, project="p", group="g", tags=["a", "b"], notes="two lines\nof notes", job_type="probe")
     named = {key: value for key, value in run.run.items() if key != "id"}
@@ -289,7 +278,6 @@ def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path
     assert run.exit_code == 0
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(
     ("option", "variable", "expected"), [(None, "theirs", "theirs"), ("ours", "theirs", "ours"), (None, "", "probing")]
 )
@@ -300,7 +288,6 @@ def test_the_project_is_that_of_the_option_or_else_of_the_environment(
     assert offline_run(folder, project=option).run["project"] == expected
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(
     ("option", "variable", "expected"), [(None, "theirs", "theirs"), ("ours", "theirs", "ours"), (None, "", "NAME")]
 )
@@ -313,7 +300,6 @@ def test_the_name_is_that_of_the_option_or_else_of_the_environment_or_the_folder
     assert "NAME" in [name for name, _, _ in run.artifacts]  # the artifact has the name of the files on disk
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_what_no_option_says_is_that_of_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in {"NOTES": "theirs", "JOB_TYPE": "theirs", "TAGS": "c,d", "RUN_GROUP": "theirs"}.items():
         monkeypatch.setenv(f"WANDB_{variable}", value)
@@ -321,21 +307,18 @@ def test_what_no_option_says_is_that_of_the_environment(folder: Path, monkeypatc
     assert (run["notes"], run["job_type"], run["tags"], run["group"]) == ("theirs", "ours", ["c", "d"], "theirs")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize("typed", ["a, b,", ["a", "b"], "[a, b]"])
 def test_tags_are_typed_as_text_or_as_a_list(typed: Any) -> None:
     assert parse("fit", fit, [f"--wandb.tags={typed}"])["wandb"].tags == ["a", "b"]
     assert WandbOptions(tags="a, b").tags == ["a", "b"]
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_tag_that_wandb_would_refuse_is_refused_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
     for tag in ("", 65 * "x"):
         assert run(COMMANDS, ["fit", f"--wandb.tags=['{tag}']"]) == 2
         assert f"`--wandb.tags`: '{tag}' has {len(tag)} characters; expected" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize(("option", "expected"), [(None, "team"), ("ours", "ours")])
 def test_the_entity_is_that_of_the_option_or_else_of_the_environment(
     option: str | None, expected: str, folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
@@ -347,7 +330,6 @@ def test_the_entity_is_that_of_the_option_or_else_of_the_environment(
     assert f"/{expected}/probing/runs/" in str(tracker.where(folder))
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_numeric_columns_become_curves_over_the_layer(folder: Path) -> None:
     run = offline_run(folder)
     assert run.step_metrics["by_layer/accuracy"] == "layer"
@@ -361,7 +343,6 @@ def test_numeric_columns_become_curves_over_the_layer(folder: Path) -> None:
     assert not run.rows("by_layer/layer")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_summary_says_of_which_layer_each_number_is(folder: Path) -> None:
     summary = offline_run(folder).summary
     for row in ACCURACY:
@@ -372,7 +353,6 @@ def test_the_summary_says_of_which_layer_each_number_is(folder: Path) -> None:
     assert not [key for key in summary if key.startswith("by_layer/") or key == "layer" or key.endswith("/note")]
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_number_that_one_layer_alone_has_is_no_curve(folder: Path) -> None:
     rows = [{"layer": 3, "accuracy": 0.5, "compression": 2.0}, {"layer": 6, "accuracy": 0.75}]
     tracker = track(folder, mode="offline")
@@ -384,7 +364,6 @@ def test_a_number_that_one_layer_alone_has_is_no_curve(folder: Path) -> None:
     assert run.summary["layer_03/compression"] == 2.0
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_run_of_one_layer_has_a_summary_and_no_chart_of_one_point(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     tracker.log_results(ACCURACY[:1], [], [], [], axis="layer")
@@ -402,7 +381,6 @@ def test_a_run_of_one_layer_has_a_summary_and_no_chart_of_one_point(folder: Path
     }  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_further_curves_have_an_axis_of_their_own(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     points = [{"log10_l2": x, "layer_03/validation_cross_entropy": x * x} for x in (-2.0, -2.5)]
@@ -415,12 +393,10 @@ def test_further_curves_have_an_axis_of_their_own(folder: Path) -> None:
     assert not {key, "log10_l2"} & set(run.summary)
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_accuracy_table_holds_every_column_of_every_layer(folder: Path) -> None:
     assert offline_run(folder).table("accuracy") == ACCURACY
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_each_layer_has_one_table_of_neurons_in_order_of_rank(folder: Path) -> None:
     run = offline_run(folder)
     for layer in (3, 12):
@@ -429,7 +405,6 @@ def test_each_layer_has_one_table_of_neurons_in_order_of_rank(folder: Path) -> N
         assert run.table(f"neurons/layer_{layer:02d}") == expected
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_table_holds_the_first_ten_thousand_ranks(folder: Path) -> None:
     neurons = [{"layer": 0, "rank": rank} for rank in range(10_001, 0, -1)]
     tracker = track(folder, mode="offline")
@@ -442,7 +417,6 @@ def test_a_table_holds_the_first_ten_thousand_ranks(folder: Path) -> None:
     assert table["data"] == [[0, rank] for rank in range(1, 10_001)]
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_nothing_is_left_to_the_garbage_collector(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,13 +430,11 @@ def test_nothing_is_left_to_the_garbage_collector(
     assert not [path for path in temporary.iterdir() if not path.name.endswith("wandb-artifacts")]
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_summary_names_the_best_layer_and_the_lowest_of_equals(folder: Path) -> None:
     summary = offline_run(folder).summary
     assert (summary["best_accuracy"], summary["best_layer"]) == (0.75, 3)
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
     run = offline_run(folder)
     (figure,) = run.rows("figures/curve")
@@ -478,14 +450,12 @@ def test_figures_and_files_belong_to_the_run(folder: Path) -> None:
     assert (folder / files["report.html"]).read_bytes() == page
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_report_is_shown_as_the_page_that_it_is(folder: Path) -> None:
     run = offline_run(folder)
     (logged,) = run.rows("report")
     assert (run.folder / "files" / logged["report"]["path"]).read_bytes() == (folder / "report.html").read_bytes()
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_rows_without_accuracy_are_curves_and_no_table_of_accuracy(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     tracker.log_results([{"layer": n, "mean_cosine": 1 / n} for n in (2, 4)], [], [], [])
@@ -495,7 +465,6 @@ def test_rows_without_accuracy_are_curves_and_no_table_of_accuracy(folder: Path)
     assert not run.rows("accuracy")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_artifact_has_a_name_that_wandb_allows(folder: Path) -> None:
     tracker = Tracker(WandbOptions(mode="offline"), folder, "a/b: é", {}, pytest.fail)
     log_all(tracker, folder)
@@ -505,7 +474,6 @@ def test_the_artifact_has_a_name_that_wandb_allows(folder: Path) -> None:
     assert run.exit_code == 1
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_what_lightning_logs_reaches_the_run(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     assert tracker.logger is not None
@@ -517,7 +485,6 @@ def test_what_lightning_logs_reaches_the_run(folder: Path) -> None:
     assert run.config["solver"] == "lbfgs"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_of_lightning_a_test_is_a_summary_and_a_mean_over_layers_is_nothing(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     assert tracker.logger is not None
@@ -536,7 +503,6 @@ def test_of_lightning_a_test_is_a_summary_and_a_mean_over_layers_is_nothing(fold
     assert not means & {key for row in [*run.history, run.summary] for key in row}
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_of_a_single_layer_lightning_logs_names_without_it_too(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     assert tracker.logger is not None
@@ -546,7 +512,6 @@ def test_of_a_single_layer_lightning_logs_names_without_it_too(folder: Path) -> 
     assert run.summary["val/accuracy"] == run.summary["val/layer_06/accuracy"] == 0.5
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_an_error_while_lightning_logs_is_one_warning_and_keeps_the_results(
     folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,7 +546,6 @@ def one(found: Iterable[str]) -> str:
     return it
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_run_that_an_agent_asked_for_is_the_run(
     folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -604,7 +568,6 @@ def test_the_run_that_an_agent_asked_for_is_the_run(
     assert (offline.run["id"], offline.run["sweep"], offline.run["project"]) == ("asked", "grid", "elsewhere")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_logs_of_runs_before_outlast_one_that_cannot_start(
     folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -617,7 +580,6 @@ def test_logs_of_runs_before_outlast_one_that_cannot_start(
     assert log.is_dir()
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -629,7 +591,6 @@ def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
     assert len(one.rows("layer")) == len(two.rows("layer")) == 2
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_id_of_the_environment_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "for-one")
     ids = []
@@ -641,7 +602,6 @@ def test_the_id_of_the_environment_is_that_of_one_run(tmp_path: Path, monkeypatc
     assert ids[0] == "for-one" != ids[1]
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_a_run_that_the_user_has_open_is_neither_used_nor_closed(tmp_path: Path) -> None:
     import wandb
 
@@ -658,7 +618,6 @@ def test_a_run_that_the_user_has_open_is_neither_used_nor_closed(tmp_path: Path)
     assert not run.rows("layer")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_the_environment_is_as_it_was(folder: Path) -> None:
     before = dict(os.environ)
     tracker = track(folder, mode="offline")
@@ -667,7 +626,6 @@ def test_the_environment_is_as_it_was(folder: Path) -> None:
     assert dict(os.environ) == before
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.parametrize("mode", ["", "disabled", "online"])
 def test_the_mode_asked_for_wins_inside_the_client_too(
     mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -677,7 +635,6 @@ def test_the_mode_asked_for_wins_inside_the_client_too(
     assert os.environ["WANDB_MODE"] == mode
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_finishing_twice_is_finishing_once(folder: Path) -> None:
     tracker = track(folder, mode="offline")
     tracker.finish()
@@ -686,7 +643,6 @@ def test_finishing_twice_is_finishing_once(folder: Path) -> None:
     assert run.exit_code == 0
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_disabled_writes_nothing_and_has_no_logger(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     tracker = track(folder, mode="disabled")
@@ -697,7 +653,6 @@ def test_disabled_writes_nothing_and_has_no_logger(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.slow
 def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder: Path) -> None:
     elsewhere = {name: tmp_path / "elsewhere" / name for name in ("home", "temporary", "cwd")}
@@ -736,7 +691,6 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
 # Online
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     tracker = track(folder, entity="lab")
     log_all(tracker, folder)
@@ -758,7 +712,6 @@ def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     assert not server.unknown
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_without_a_key_an_online_run_is_offline_and_says_so(folder: Path) -> None:
     warnings: list[str] = []
     tracker = track(folder, warnings.append, mode="online")
@@ -768,7 +721,6 @@ def test_without_a_key_an_online_run_is_offline_and_says_so(folder: Path) -> Non
     assert tracker.mode == "offline"
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_when_not_even_offline_works_the_run_goes_on_without(folder: Path) -> None:
     (folder / "wandb").write_text("in the way", encoding="utf-8")
     warnings: list[str] = []
@@ -781,7 +733,6 @@ def test_when_not_even_offline_works_the_run_goes_on_without(folder: Path) -> No
     assert warning.startswith("W&B is off for this run")
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_variables_that_the_client_refuses_are_named_all_together(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -797,7 +748,6 @@ def test_variables_that_the_client_refuses_are_named_all_together(
     assert "$WANDB_QUIET: Input should be a valid boolean, unable to interpret input; $WANDB_RESUME: " in warning
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.patient
 def test_an_absent_server_costs_seconds_and_leaves_an_offline_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -807,25 +757,16 @@ def test_an_absent_server_costs_seconds_and_leaves_an_offline_run(
     assert_falls_back(folder)
 
 
-@pytest.mark.usefixtures("no_user_settings")
-@pytest.mark.patient
-def test_a_slow_server_costs_seconds_and_leaves_an_offline_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with WandbServer(delay_s=4.0) as server:
-        point_to(server, monkeypatch)
-        assert_falls_back(folder)
-
-
 # A run of this size is some 50 requests: after the first it has begun, after the fifth its results
 # are being logged, after the 40th they are being uploaded.
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.patient
-@pytest.mark.parametrize("requests", [1, 5, 40])
-@pytest.mark.parametrize("how", ["dies", "hangs"])
-def test_a_server_that_fails_midway_costs_seconds_and_leaves_an_offline_run(
-    how: str, requests: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fault", [{"delay_s": 4.0}, *({f"{how}_after": n} for how in ("dies", "hangs") for n in (1, 5, 40))]
+)
+def test_a_server_that_is_slow_or_fails_midway_costs_seconds_and_leaves_an_offline_run(
+    fault: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fails: dict[str, Any] = {f"{how}_after": requests}
-    with WandbServer(**fails) as server:
+    with WandbServer(**fault) as server:
         point_to(server, monkeypatch)
         assert_falls_back(folder)
 
@@ -847,7 +788,6 @@ def assert_falls_back(folder: Path) -> None:
     assert f"`wandb sync wandb/{run.folder.name}`" in warning
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["runs/NAME", "another place/copy"])
 def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
@@ -881,7 +821,6 @@ def sync(line: str | None, cwd: Path) -> None:
     subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=600)
 
 
-@pytest.mark.usefixtures("no_user_settings")
 @pytest.mark.slow
 def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(
     folder: Path, tmp_path: Path, server: WandbServer
@@ -898,7 +837,6 @@ def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(
     assert all(artifact.committed for artifact in server.artifacts.values())
 
 
-@pytest.mark.usefixtures("no_user_settings")
 def test_reading_a_torn_log_gives_what_came_before(folder: Path) -> None:
     run = offline_run(folder)
     (log,) = run.folder.glob("*.wandb")
@@ -915,25 +853,6 @@ LOGGERS_NEURONS: list[dict[str, Any]] = [
 PENALTIES = [{"log10_l2": at, "layer_03/cross_entropy": at**2} for at in (-2.5, -1.5)]
 CONFIG = {"seed": 7, "probe": {"l2": 1e-4}, "trainer": {"logger": "csv,tensorboard,mlflow"}}
 NAMES = ["csv", "tensorboard", "mlflow"]
-
-
-@pytest.fixture
-def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the clients with which runs are read back from the network."""
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-
-
-@pytest.fixture
-def loggers_folder(tmp_path: Path) -> Path:
-    """A run's folder as it is while the run goes on, with its files."""
-    folder = tmp_path / "NAME.partial"
-    folder.mkdir()
-    (folder / "accuracy.csv").write_text("layer,accuracy\n", encoding="utf-8")
-    (folder / "report.html").write_text("<!doctype html>", encoding="utf-8")
-    for name in ("curve.png", "curve.pdf"):
-        Image.new("RGB", (2, 3)).save(folder / name)
-    return folder
 
 
 def log(
@@ -999,10 +918,9 @@ READERS = {"csv": of_csv, "tensorboard": of_tensorboard, "mlflow": of_mlflow}
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
-def test_all_loggers_have_the_metrics_of_wandb(loggers_folder: Path) -> None:
-    run = log(loggers_folder, NAMES, mode="offline")
+def test_all_loggers_have_the_metrics_of_wandb(folder: Path) -> None:
+    run = log(folder, NAMES, mode="offline")
     (wandb,) = read_offline_runs(run)
     history = {key for row in wandb.history for key, value in row.items() if isinstance(value, int | float)}
     summary = {key: value for key, value in wandb.summary.items() if isinstance(value, int | float)}
@@ -1023,9 +941,8 @@ def test_all_loggers_have_the_metrics_of_wandb(loggers_folder: Path) -> None:
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
-def test_csv_has_the_configuration_beside_the_metrics(loggers_folder: Path) -> None:
-    run = log(loggers_folder, "csv")
+def test_csv_has_the_configuration_beside_the_metrics(folder: Path) -> None:
+    run = log(folder, "csv")
     assert [path.name for path in sorted((run / "csv").iterdir())] == ["hparams.yaml", "metrics.csv"]
     settings = yaml.safe_load((run / "csv" / "hparams.yaml").read_text(encoding="utf-8"))
     assert settings == {**CONFIG, "trainer": {"logger": "csv"}, "d_model": 4}
@@ -1033,9 +950,8 @@ def test_csv_has_the_configuration_beside_the_metrics(loggers_folder: Path) -> N
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
-def test_tensorboard_has_tables_as_text_images_and_settings(loggers_folder: Path) -> None:
-    run = log(loggers_folder, "tensorboard")
+def test_tensorboard_has_tables_as_text_images_and_settings(folder: Path) -> None:
+    run = log(folder, "tensorboard")
     events = events_of(run)
     assert events.Tags()["images"] == ["figures/curve"]
     assert (events.Images("figures/curve")[0].width, events.Images("figures/curve")[0].height) == (2, 3)
@@ -1056,10 +972,9 @@ def test_tensorboard_has_tables_as_text_images_and_settings(loggers_folder: Path
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
-def test_mlflow_has_parameters_tables_figures_and_files_where_the_run_ended(loggers_folder: Path) -> None:
-    run = log(loggers_folder, "mlflow")
+def test_mlflow_has_parameters_tables_figures_and_files_where_the_run_ended(folder: Path) -> None:
+    run = log(folder, "mlflow")
     client, found = mlflow_run(run)
     assert (found.info.run_name, found.info.status) == ("NAME", "FINISHED")
     assert found.data.params == {"seed": "7", "probe/l2": "0.0001", "trainer/logger": "mlflow", "d_model": "4"}
@@ -1075,21 +990,17 @@ def test_mlflow_has_parameters_tables_figures_and_files_where_the_run_ended(logg
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.slow
-def test_a_run_that_failed_is_marked_as_failed(loggers_folder: Path) -> None:
-    _, found = mlflow_run(log(loggers_folder, "mlflow", code=1))
+def test_a_run_that_failed_is_marked_as_failed(folder: Path) -> None:
+    _, found = mlflow_run(log(folder, "mlflow", code=1))
     assert found.info.status == "FAILED"
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
-def test_a_server_of_mlflow_that_is_absent_costs_one_warning(
-    loggers_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_mlflow_that_is_absent_costs_one_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     said: list[str] = []
-    run = log(loggers_folder, "csv,mlflow", warn=said.append)
+    run = log(folder, "csv,mlflow", warn=said.append)
     assert len(said) == 1
     assert said[0].startswith("mlflow is off for this run (")
     assert "results on disk are complete without it" in said[0]
@@ -1098,18 +1009,16 @@ def test_a_server_of_mlflow_that_is_absent_costs_one_warning(
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
-def test_a_run_that_goes_on_is_logged_anew(loggers_folder: Path) -> None:
+def test_a_run_that_goes_on_is_logged_anew(folder: Path) -> None:
     for name in ("csv", "tensorboard"):
-        (loggers_folder / name).mkdir()
-        (loggers_folder / name / "left.txt").touch()
-    run = log(loggers_folder, "csv,tensorboard")
+        (folder / name).mkdir()
+        (folder / name / "left.txt").touch()
+    run = log(folder, "csv,tensorboard")
     assert len(of_csv(run)["best_accuracy"]) == len(of_tensorboard(run)["best_accuracy"]) == 1
     assert not [*run.rglob("left.txt")]
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize(
     ("typed", "names"),
     [
@@ -1128,7 +1037,6 @@ def test_loggers_are_named_by_commas_or_in_a_list(typed: Any, names: list[str]) 
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -1144,7 +1052,6 @@ def test_unknown_loggers_are_refused_with_the_list(typed: Any, message: str) -> 
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
 def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(package: str) -> ModuleSpec | None:
@@ -1159,7 +1066,6 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 def test_a_fit_is_logged_with_its_training(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1168,7 +1074,6 @@ def test_a_fit_is_logged_with_its_training(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[1, 2], name="A", quiet=True,
         wandb={"mode": "disabled"}, trainer={"logger": "csv,tensorboard"}, **BARE,
     )  # fmt: skip
-    assert run is not None
     found, scalars = of_csv(run.folder), of_tensorboard(run.folder)
     assert set(found) == set(scalars)
     assert len(found["train/layer_01/objective"]) >= 2
@@ -1177,7 +1082,6 @@ def test_a_fit_is_logged_with_its_training(
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 def test_other_commands_log_their_curves(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1186,7 +1090,6 @@ def test_other_commands_log_their_curves(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), quiet=True, wandb={"mode": "offline"},
         trainer={"accelerator": "cpu", "logger": "csv"},
     )  # fmt: skip
-    assert made is not None
     found = of_csv(made.folder)
     (wandb,) = read_offline_runs(made.folder)
     curves = {key for row in wandb.history for key in row if key.startswith("by_layer/")}
@@ -1195,7 +1098,6 @@ def test_other_commands_log_their_curves(
 
 
 @quiet_loggers
-@pytest.mark.usefixtures("nothing_sent")
 def test_what_makes_no_run_takes_no_logger(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="`extract` makes no run that could be logged"):
         probing.extract(model=str(checkpoints["bert"]), trainer={"logger": "csv"})

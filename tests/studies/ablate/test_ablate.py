@@ -48,6 +48,8 @@ from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from tiny_models import Case, of_whole_model, weights_of
 from wandb_stand_in import read_offline_runs
 
+pytestmark = pytest.mark.numeric
+
 # A few passes of training: how good probes are does not matter here.
 USUAL: dict[str, Any] = {
     "quiet": True,
@@ -58,9 +60,7 @@ USUAL: dict[str, Any] = {
 
 def ablated(place: Path, model: Path, corpus: Path, **options: Any) -> Result:
     own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
-    made = ablate(model=str(model), corpus=str(corpus), **own)
-    assert made is not None
-    return made
+    return ablate(model=str(model), corpus=str(corpus), **own)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,6 @@ def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Result
     return ablated(place, checkpoints["bert"], corpus_file, name="all", wandb=WandbOptions("offline"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> None:
     expected = {
@@ -98,7 +97,6 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> Non
         assert 0 < row["low"] < row["importance"] < row["high"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     assert list(load_run(made.folder).ablated[0]) == list(ABLATED.types)
@@ -114,7 +112,6 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert logged.rows("by_layer/skip_effect")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +151,6 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     assert [row["effect"] for row in other.ablated] == [effects[row["unit"], row["layer"]] for row in other.ablated]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_ones(
     made: Result, place: Path, checkpoints: dict[str, Path], corpus_file: Path
@@ -188,15 +184,12 @@ def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_on
 def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "name": "fitted", "runs": str(place / "runs")}
     made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 2], **options)
-    assert made is not None
     return made.folder
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path, tmp_path: Path) -> None:
     made = ablate(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
-    assert made is not None
     assert {row["layer"] for row in made.ablated} == {2}
     assert {row["unit"] for row in made.ablated} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
     (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]
@@ -208,7 +201,6 @@ def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Pat
         ablate(run=str(fitted), corpus=other, **USUAL)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_cannot_be_ablated_is_refused(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +231,6 @@ def test_what_cannot_be_ablated_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_masked_words_are_read_where_there_is_a_head(
     place: Path, corpus_file: Path, tmp_path: Path, sentences: list[str]
@@ -278,7 +269,6 @@ def test_masked_words_are_read_where_there_is_a_head(
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
@@ -308,7 +298,6 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     assert sum("Spearman's correlation (STS12) of layer 3" in line for line in made.conclusions()) == 5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is_more_than_its_block(
     place: Path, tmp_path: Path, corpus_file: Path, long_sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -374,8 +363,6 @@ def setting(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return Setting(Case(place / "model", place / "cache", sentences, only_some_matter), place)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -> None:
     rows, areas = setting.rows("whole")
@@ -394,8 +381,6 @@ def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -
     assert len({row["value"] for row in rows if row["n_ablated"] == 6}) == 1
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = setting.rows("whole")  # from what is stored, or made now
@@ -422,8 +407,6 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, mon
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*files, strict=True))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting) -> None:
     case = setting.case
     change = joint_change({(1, 2), (2, 1)}, setting.how.stands, 8, 0)
@@ -454,7 +437,6 @@ def loaded(folder: Path) -> tuple[LaterBlocks, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2"])  # Llama's norms compute in float32
 def test_gradients_are_finite_differences_of_each_sentence_by_itself(family: str, checkpoints: dict[str, Path]) -> None:
     model, inputs = loaded(checkpoints[family])
@@ -485,7 +467,6 @@ def test_gradients_are_finite_differences_of_each_sentence_by_itself(family: str
                 assert (expected.abs() > 1e-7).all()
 
 
-@pytest.mark.numeric
 def test_a_head_that_is_not_read_has_no_importance(checkpoints: dict[str, Path]) -> None:
     model, inputs = loaded(checkpoints["bert"])
     assert model.heads.projections is not None
@@ -498,7 +479,6 @@ def test_a_head_that_is_not_read_has_no_importance(checkpoints: dict[str, Path])
     assert (found[1, :, 0] != 0).all()
 
 
-@pytest.mark.numeric
 def test_rows_are_means_over_sentences_and_shares_of_the_norm_of_a_layer() -> None:
     found = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     n = np.full(40, 7)
@@ -517,14 +497,12 @@ N = np.full(60, 10)
 NAMED: dict[str, Any] = {"units": "heads", "kind": "zero", "readout": "position", "layer": 3}
 
 
-@pytest.mark.numeric
 def test_a_share_is_added_at_each_step_until_all_are_ablated() -> None:
     assert counts(72, 0.1) == [0, 7, 14, 21, 28, 35, 42, 49, 56, 63, 70, 72]
     assert counts(3, 0.1) == counts(3, 0) == [0, 1, 2, 3]
     assert counts(5, 1) == [0, 5]
 
 
-@pytest.mark.numeric
 def test_importance_is_normalised_by_layer_for_heads_and_summed_for_layers() -> None:
     gradients = np.random.default_rng(0).normal(size=(30, 2, 3)).astype(np.float32)
     gradients[:, 1, 2] = 0
@@ -539,7 +517,6 @@ def test_importance_is_normalised_by_layer_for_heads_and_summed_for_layers() -> 
     assert scores(np.zeros_like(gradients), n, units_of("heads", [2], 3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.numeric
 def test_importance_is_estimated_again_without_what_is_ablated() -> None:
     units = units_of("heads", [1, 2], 2)
     seen: list[tuple[int, list[str]]] = []
@@ -558,7 +535,6 @@ def test_importance_is_estimated_again_without_what_is_ablated() -> None:
     assert all(sorted(unit.name for unit in one) == ["1-1", "1-2", "2-1", "2-2"] for _, _, one in orders)
 
 
-@pytest.mark.numeric
 def test_what_stands_in_the_place_of_heads_is_theirs_alone() -> None:
     stands = torch.arange(2 * 6, dtype=torch.float32).reshape(2, 6)
     changes = replaced_heads({(2, 1), (2, 3)}, stands, 2)
@@ -583,7 +559,6 @@ def curves(matter: list[int], order: list[int], seed: int) -> list[PruningCurve]
     return found
 
 
-@pytest.mark.numeric
 def test_an_area_is_that_under_the_curve_and_the_order_by_importance_is_found_better_than_random_ones() -> None:
     made = curves([4, 5, 6, 7], list(range(8)), 0)
     rows = curve_rows(made, N, NAMED)
@@ -603,14 +578,12 @@ def test_an_area_is_that_under_the_curve_and_the_order_by_importance_is_found_be
     assert best["percentile"] == 100
 
 
-@pytest.mark.numeric
 def test_where_no_head_matters_the_order_by_importance_is_as_good_as_any() -> None:
     p_values = [area_rows(curves([], list(range(8)), seed), N, NAMED)[0]["p_value"] for seed in range(60)]
     assert sum(p < 0.05 for p in p_values) <= 8
     assert 0.3 < np.mean(p_values) < 0.7
 
 
-@pytest.mark.numeric
 def test_of_a_loss_a_smaller_area_is_better() -> None:
     made = [
         PruningCurve(one.order, one.draw, one.units, one.at, 10 - one.sums)

@@ -23,12 +23,8 @@ from probing.runs.loading import load_run
 from probing.studies.ablate import ablate
 from probing.studies.ablate.neuron_tables import NEURON_INTERVENTIONS, conclusions, outlier_conclusions, tables
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
-from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 
 USUAL: dict[str, Any] = {
     "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu", "max_epochs": 25},
@@ -69,14 +65,11 @@ def model(place: Path, sentences: list[str]) -> Path:
 def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "transform": "none", "name": "fitted", "runs": str(place / "runs")}
     made = fit(model=str(model), corpus=str(corpus_file), **options)
-    assert made is not None
     return made.folder
 
 
 def measured(place: Path, **options: Any) -> Result:
-    made = ablate(**{"runs": str(place / "runs"), **USUAL, **options})
-    assert made is not None
-    return made
+    return ablate(**{"runs": str(place / "runs"), **USUAL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +80,6 @@ def made(place: Path, fitted: Path) -> Result:
     )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result, fitted: Path) -> None:
     rows = made.neuron_interventions
@@ -125,7 +117,6 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result
     assert (row["random_lowest"], row["random_highest"]) == (min(draws), max(draws))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
@@ -143,7 +134,6 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_path: Path) -> None:
     page = html.unescape(
@@ -154,7 +144,6 @@ def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_
     assert "k neurons of layer 1 set to their mean" in page
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,7 +172,6 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     assert "position_retrained" not in {row["readout"] for row in found.neuron_interventions}
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_named_neurons_are_read_by_the_probes_of_a_run(place: Path, fitted: Path) -> None:
     found = measured(place, run=str(fitted), neurons="33,4", layer=1, kinds="zero", draws=2, retrain=0)
     accuracy = {row["layer"]: row["accuracy"] for row in load_run(fitted).accuracy}
@@ -193,7 +181,6 @@ def test_named_neurons_are_read_by_the_probes_of_a_run(place: Path, fitted: Path
     assert found.results["neurons"]["probes"] == {"position": "run"}
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_options_that_contradict_each_other_are_refused(
     place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -245,7 +232,6 @@ def test_options_that_contradict_each_other_are_refused(
         measured(place, run=str(tmp_path), neurons="ranked")
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     place: Path, corpus_file: Path, sentences: list[str]
@@ -264,7 +250,6 @@ def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     assert "nats" in line
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
     write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
@@ -335,16 +320,13 @@ def options(room: Path, masked: Path, corpus_file: Path, pairs: Path) -> dict[st
 
 @pytest.fixture(scope="module")
 def masked_made(options: dict[str, Any]) -> Result:
-    found = ablate(**options, neurons=MASKED_PLANTED, name="planted")
-    assert found is not None
-    return found
+    return ablate(**options, neurons=MASKED_PLANTED, name="planted")
 
 
 def largest(made: Result) -> dict[str, Any]:
     return max(made.neuron_interventions, key=lambda row: row["k"])
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     masked_made: Result, options: dict[str, Any]
@@ -355,7 +337,6 @@ def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     assert row["random_p"] == row["matched_p"] == 0.05  # the least that 19 draws can give
     assert row["random"] < 0.3
     noise = ablate(**options, neurons=OTHERS, name="noise")
-    assert noise is not None
     of_noise = largest(noise)
     assert abs(of_noise["value"]) < 0.2
     assert min(of_noise["random_p"], of_noise["matched_p"]) > 0.1
@@ -363,7 +344,6 @@ def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     assert of_noise["all_neurons"] == row["all_neurons"] == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     masked_made: Result, options: dict[str, Any]
 ) -> None:
@@ -387,11 +367,9 @@ def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     assert "log odds carried, layer 3" in page
     assert load_run(masked_made.folder).neuron_interventions == masked_made.neuron_interventions
     again = ablate(**{**masked_made.config, **OF_WORDS, "name": "again"})
-    assert again is not None
     assert again.neuron_interventions == masked_made.neuron_interventions
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
     room: Path, masked: Path, corpus_file: Path, options: dict[str, Any]
 ) -> None:
@@ -399,14 +377,11 @@ def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
         model=str(masked), corpus=str(corpus_file), layer="1", transform="none", runs=str(room / "runs"),
         name="positions", **BARE, **OF_WORDS,
     )  # fmt: skip
-    assert of_run is not None
     own = {name: value for name, value in options.items() if name not in ("model", "corpus")}
     found = ablate(**{**own, "run": str(of_run.folder), "neurons": "ranked", "top": 2, "draws": 0, "name": "ranked"})
-    assert found is not None
     assert {row["readout"] for row in found.neuron_interventions} == {"words"}
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_what_does_not_go_with_words_is_refused(
     room: Path, masked: Path, pairs: Path, corpus_file: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,17 +416,14 @@ LEAN: dict[str, Any] = {"neurons": "outliers", "definition": "argmin_share", "dr
 
 @pytest.fixture(scope="module")
 def outliers_made(place: Path, bent: Path, short_text: Path) -> Result:
-    found = ablate(
+    return ablate(
         str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="a", wandb=WandbOptions("offline"),
         **LEAN,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(outliers_made: Result) -> None:
     found = {
@@ -471,7 +443,6 @@ def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(ou
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_tables_figures_and_sentences_are_where_the_others_are(outliers_made: Result) -> None:
     stored = read_csv(outliers_made.folder / "interventions.csv")
@@ -496,7 +467,6 @@ def test_tables_figures_and_sentences_are_where_the_others_are(outliers_made: Re
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
     place: Path, sentences: list[str], short_text: Path
@@ -506,7 +476,6 @@ def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
         str(folder), 2, corpus=str(short_text), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
         **LEAN,
     )  # fmt: skip
-    assert found is not None
     assert {row["measure"] for row in found.interventions} == {"mlm_loss"}
     effects = [row for row in found.interventions if row["kind"] == "outliers"]
     assert [row["where"] for row in effects] == ["inside", "after"]
@@ -514,7 +483,6 @@ def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_model_without_outliers_is_told_so(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -528,7 +496,6 @@ def test_a_model_without_outliers_is_told_so(
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
@@ -542,7 +509,6 @@ def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Pat
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
     place: Path, sentences: list[str]

@@ -37,9 +37,8 @@ from probing.studies.ablate.neurons import NeuronConfig, NeuronTables, ProbedCla
 from probing.text import Corpus, Couple, from_words, load_corpus
 from probing.text.tasks import Labels, Task, load_task
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = pytest.mark.numeric
 
 TEXTS = ("The probe [MASK] the model.", "The token [MASK] the model.", "A neuron of the probe [MASK] one token.")
 
@@ -78,7 +77,6 @@ def _prompt(subject: InterventionSetup, text: str) -> Prompt | str:
     return prompt_of(subject.tokenizer, text, ("reads", "hides"), 100)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_exchange_with_the_same_sentence_changes_nothing(subject: InterventionSetup, at: str) -> None:
     found = passes(subject, [text for text in TEXTS for _ in range(2)], at)
@@ -87,7 +85,6 @@ def test_exchange_with_the_same_sentence_changes_nothing(subject: InterventionSe
         assert np.array_equal(sums, chosen(found, 0))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_the_sets_are_those_of_the_dose_curve_and_those_drawn_beside_each(subject: InterventionSetup) -> None:
     found = passes(subject, [*TEXTS[:2]], "words")
     *few, whole = (one for one in found if one.source == "chosen")
@@ -102,7 +99,6 @@ def test_the_sets_are_those_of_the_dose_curve_and_those_drawn_beside_each(subjec
     assert not np.allclose(everywhere[whole], found[whole], atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_each_token_has_its_counterpart_at_the_same_place() -> None:
     lengths = np.array([3, 3, 1, 1], dtype=np.int32)
     tokens = Tokens(lengths, np.arange(8, dtype=np.int32), np.zeros(8, dtype=np.int16))
@@ -110,7 +106,6 @@ def test_each_token_has_its_counterpart_at_the_same_place() -> None:
     assert by_pair(np.array([[1, 2, 3, 4]])).tolist() == [[3, 7]]
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_pairs_are_drawn_until_the_next_would_exceed_the_number_of_tokens() -> None:
     lengths = np.array([4, 6, 8, 10])
     assert draw_up_to(lengths, 28, 0).tolist() == [0, 1, 2, 3]
@@ -206,7 +201,6 @@ def naive(
     return n, carried, kept
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("at", ["everywhere", "words"])
 def test_it_is_what_hooks_on_the_model_give(
     at: str, paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, checkpoints: dict[str, Path]
@@ -224,7 +218,6 @@ def test_it_is_what_hooks_on_the_model_give(
     assert (found.n_pairs, found.n_excluded) == (25, 1)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_with_all_neurons_everywhere_the_model_reads_the_counterpart(
     paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, source: ActivationSource
 ) -> None:
@@ -235,7 +228,6 @@ def test_with_all_neurons_everywhere_the_model_reads_the_counterpart(
         assert "random" not in row
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_drawn_again(
     paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, source: ActivationSource
 ) -> None:
@@ -257,7 +249,6 @@ def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_
     assert row["low"] <= row["effect"] <= row["high"]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_pairs_that_can_say_nothing_are_refused(
     paired_subject: InterventionSetup, frozen: Frozen, source: ActivationSource, sentences: list[str], tmp_path: Path
 ) -> None:
@@ -353,7 +344,6 @@ def masked_naive(checkpoint: Path, couples: list[Couple], neurons: list[int], wo
     return moved / total, total / (2 * len(couples))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("at", ["everywhere", "words"])
 def test_it_is_what_hooks_on_the_model_and_its_head_give(
     at: str, masked_subject: InterventionSetup, checkpoint: Path
@@ -372,7 +362,6 @@ def test_it_is_what_hooks_on_the_model_and_its_head_give(
     assert row["difference"] == pytest.approx(difference, rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_with_all_neurons_everywhere_the_odds_are_those_of_the_other_text(masked_subject: InterventionSetup) -> None:
     d_model = int(masked_subject.source.config.hidden_size)
     (row,) = masked_surveyed(masked_subject, COUPLES, list(range(d_model))).interventions
@@ -383,7 +372,6 @@ def test_with_all_neurons_everywhere_the_odds_are_those_of_the_other_text(masked
     assert {row["all_neurons"] for row in some} == {row["value"]}
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_neither_the_order_of_texts_nor_that_of_words_changes_what_is_carried(
     masked_subject: InterventionSetup,
 ) -> None:
@@ -396,7 +384,6 @@ def test_neither_the_order_of_texts_nor_that_of_words_changes_what_is_carried(
             assert other.interventions[0]["n_as_given"] == len(COUPLES) - own["n_as_given"]
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_pairs_that_cannot_be_read_token_by_token_are_left_out_and_counted(masked_subject: InterventionSetup) -> None:
     others = [
         Couple("The probe [MASK] the model.", "The probe of a token [MASK] the model.", ANSWERS),
@@ -422,7 +409,6 @@ def test_pairs_that_cannot_be_read_token_by_token_are_left_out_and_counted(maske
         masked_surveyed(masked_subject, others, NEURONS)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_what_moves_towards_the_other_text_is_carried_whichever_is_higher() -> None:
     intact = np.array([1.0, 3.0, 4.0, 0.0])
     half, beyond, away = (
@@ -434,7 +420,6 @@ def test_what_moves_towards_the_other_text_is_carried_whichever_is_higher() -> N
     np.testing.assert_array_equal(carried(intact, intact[None]), [[0.0, 0.0]])
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_head_that_says_the_same_everywhere_has_nothing_to_carry(
     tmp_path: Path, sentences: list[str], corpus_file: Path
 ) -> None:
@@ -490,7 +475,6 @@ def classes(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return ProbedClasses(task, [store], train, *task.probes([store], None), torch.device("cpu"), 3)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_every_piece_of_a_word_has_its_class_and_one_target(classes: ProbedClasses) -> None:
     store = classes.stores[0]
     is_test = np.arange(store.tokens.n_sentences) % 2 == 0
@@ -511,7 +495,6 @@ def test_every_piece_of_a_word_has_its_class_and_one_target(classes: ProbedClass
     assert {target for found in pieces.values() for target in found} == {0, 1, 2}
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_part_of_a_text_is_moved_as_in_the_whole(classes: ProbedClasses) -> None:
     store = classes.stores[0]
     sentences = np.arange(store.tokens.n_sentences)

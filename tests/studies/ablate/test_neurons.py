@@ -33,6 +33,8 @@ from probing.studies.ablate.neuron_tables import conclusions, tables
 from probing.studies.ablate.neurons import EffectRow, effect_rows
 from probing.text import Corpus
 
+pytestmark = pytest.mark.numeric
+
 N_CLASSES = 9
 
 
@@ -99,8 +101,6 @@ def whole(case: Case, layer: int, upto: int, replaced: Any = None) -> Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
     passes = case.passes()
@@ -112,8 +112,6 @@ def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
         assert torch.equal(states[layer], case.text.states(layer))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case, at: Place) -> None:
@@ -161,8 +159,6 @@ def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case,
             assert (found[later] - case.text.states(later)).abs().max() > 1e-3
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
     passes = case.passes(text=case.train)
     drawn, sentences = passes.drawn(1), case.train.tokens.sentences
@@ -171,8 +167,6 @@ def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
     assert len(set(others[drawn])) == 20
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer(case: Case) -> None:
     """The theorem of LEACE: all classes have one mean, so that the gradient at the best constant answer is 0."""
     values = case.values(2)
@@ -196,8 +190,6 @@ def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer
     assert gradient(part(states[:, :5], labels)) < 1e-6 * intact
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, one = case.passes(), NeuronSet(1, "zero", (2, 5))
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
@@ -220,8 +212,6 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
     assert torch.equal(passes.read(one, case.positions), right)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     passes = case.passes()
     (batch, *_) = padded_batches(case.text.tokens, 256, case.pad, True)
@@ -232,8 +222,6 @@ def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     assert not torch.equal(changed, before)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for kind in NEURON_KINDS:
@@ -241,8 +229,6 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
         assert torch.equal(together.read(one, case.positions), alone.read(one, case.positions))
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training_lacks() -> None:
     labels = np.repeat(np.array([-1, 0, 1, 2, 3], dtype=np.int32), 3000)
     found = draw_targets(labels, np.array([0, 1, 3]), seed=5)
@@ -254,8 +240,6 @@ def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training
     assert (draw_targets(labels, np.array([1]), seed=5) == -1).all()
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> None:
     values, neurons = case.values(1), [0, 4, 9]
     means = values.class_means(neurons)
@@ -267,8 +251,6 @@ def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> No
     assert torch.equal(moved[labels < 0], values.states[:, neurons][labels < 0])
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_constant_answer(case: Case) -> None:
     """Each example is the mean over three tokens; the map of tokens erases the class from the means."""
     plain = case.values(1)
@@ -286,7 +268,6 @@ def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_const
     assert spread_of_means(mapped) < 1e-5 * spread_of_means(plain.states)
 
 
-@pytest.mark.numeric
 def test_doses_go_up_to_all_neurons_that_are_named() -> None:
     assert sizes_up_to(1) == [1]
     assert sizes_up_to(3) == [1, 2, 3]
@@ -294,7 +275,6 @@ def test_doses_go_up_to_all_neurons_that_are_named() -> None:
     assert sizes_up_to(96) == [1, 2, 5, 10, 20, 50, 96]
 
 
-@pytest.mark.numeric
 def test_the_first_neurons_of_the_ranking_are_changed_and_nothing_for_comparison() -> None:
     sets = chosen_sets(2, [7, 1, 5], ["zero", "direction"], 16)
     assert sets == [
@@ -303,7 +283,6 @@ def test_the_first_neurons_of_the_ranking_are_changed_and_nothing_for_comparison
     ]  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_drawn_sets_have_the_size_of_the_chosen_ones_and_matched_ones_their_spread() -> None:
     sd = np.linspace(0.1, 10, 200)
     chosen = chosen_sets(1, [199, 198, 197, 196, 195], ["mean", "zero"], 200)
@@ -322,14 +301,12 @@ def test_drawn_sets_have_the_size_of_the_chosen_ones_and_matched_ones_their_spre
     assert drawn == again != list(drawn_sets(chosen, sd, 30, seed=4))
 
 
-@pytest.mark.numeric
 def test_all_neurons_of_a_layer_are_one_set_that_nothing_is_compared_with() -> None:
     sets = chosen_sets(1, range(16), ["direction"], 16)
     assert [one.k for one in sets] == [0, 16]
     assert list(drawn_sets(sets, np.ones(16), 20, 0)) == []
 
 
-@pytest.mark.numeric
 def test_an_effect_stands_beside_those_of_drawn_sets_on_their_part_of_the_sentences() -> None:
     n = np.array([4, 2, 0, 10])
     intact = np.array([[4.0, 2, 0, 8], [8.0, 4, 0, 20]])
@@ -362,7 +339,6 @@ def test_an_effect_stands_beside_those_of_drawn_sets_on_their_part_of_the_senten
     assert [row["effect"] for row in draws[:4]] == pytest.approx([-2 / 14, 0, -3 / 14, -2 / 14])
 
 
-@pytest.mark.numeric
 def test_a_p_value_is_the_rank_among_all_sets() -> None:
     others = np.linspace(-1, 1, 19)
     assert among(-2.0, others, -1)["p_value"] == 1 / 20

@@ -30,6 +30,8 @@ from probing.studies.claims.measures.position import (
 from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable
 from written import results_of
 
+pytestmark = pytest.mark.numeric
+
 WIDTH = 0.01
 
 
@@ -53,7 +55,6 @@ def subject(dimensions: list[tuple[int, int, float, float, float]] = [], **value
     return ModelRuns("m", {"geometry": run, "held_out": run}, {"minimum": 0, "maximum": 1})
 
 
-@pytest.mark.numeric
 def test_growth_is_spearmans_correlation_with_the_layer() -> None:
     values: list[float | None] = [0.1, 0.3, 0.2, 0.4, 0.4]
     found = layers.growth(subject(none__mean_cosine=values), "mean_cosine")
@@ -63,7 +64,6 @@ def test_growth_is_spearmans_correlation_with_the_layer() -> None:
         layers.growth(subject(none__mean_cosine=[1, 1, 2]), "mean_cosine")
 
 
-@pytest.mark.numeric
 def test_the_least_mean_cosine_has_the_interval_of_its_layer() -> None:
     one = subject(none__mean_cosine=[0.05, 0.1, 0.4, 0.3])
     found = layers.least_mean_cosine(one, first_layer=2)
@@ -73,7 +73,6 @@ def test_the_least_mean_cosine_has_the_interval_of_its_layer() -> None:
         layers.least_mean_cosine(one, first_layer=4)
 
 
-@pytest.mark.numeric
 def test_clipped_states_are_those_of_layers_with_outliers_and_the_control_is_what_others_change() -> None:
     one = subject(
         none__mean_cosine=[0.9, 0.5, 0.6, 0.7], clip__mean_cosine=[0.8, None, 0.2, 0.1],
@@ -85,7 +84,6 @@ def test_clipped_states_are_those_of_layers_with_outliers_and_the_control_is_wha
     assert layers.least_clipped_mean_cosine(one).value == 0.1
 
 
-@pytest.mark.numeric
 def test_without_outliers_nothing_is_clipped() -> None:
     one = subject(none__mean_cosine=[0.9, 0.5], clip__mean_cosine=[0.8])
     for measure in (
@@ -96,7 +94,6 @@ def test_without_outliers_nothing_is_clipped() -> None:
             measure(one)
 
 
-@pytest.mark.numeric
 def test_the_share_removed_is_the_median_over_all_layers_above_the_embeddings() -> None:
     one = subject(
         none__mean_cosine=[0.9, 0.5, 0.5, 0.5], clip__mean_cosine=[0.0, 0.4, 0.1, None],
@@ -109,7 +106,6 @@ def test_the_share_removed_is_the_median_over_all_layers_above_the_embeddings() 
     assert found.control == pytest.approx(0.0)
 
 
-@pytest.mark.numeric
 def test_what_clipping_takes_off_is_0_in_a_layer_without_an_outlier() -> None:
     one = subject(none__mean_cosine=[0.9, 0.7, 0.8], clip__mean_cosine=[None, 0.1, 0.1])
     found = layers.least_removed_by_clipping(one)
@@ -119,7 +115,6 @@ def test_what_clipping_takes_off_is_0_in_a_layer_without_an_outlier() -> None:
     assert layers.least_removed_by_clipping(less).value == 0
 
 
-@pytest.mark.numeric
 def test_the_gain_of_self_similarity_is_that_of_clipped_states_over_plain_ones() -> None:
     one = subject(none__self_similarity_adjusted=[0.9, 0.5, 0.4], clip__self_similarity_adjusted=[0.1, 0.7, 0.5])
     found = layers.least_gain_of_self_similarity(one)
@@ -136,7 +131,6 @@ DIMENSIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_the_rank_in_cosines_is_the_lowest_over_layers_of_the_first_outlier() -> None:
     found = layers.rank_in_cosines(subject(DIMENSIONS))
     assert found.value == 2  # in layer 1 neuron 0 is first, in layer 2 neuron 1 is second
@@ -144,7 +138,6 @@ def test_the_rank_in_cosines_is_the_lowest_over_layers_of_the_first_outlier() ->
     assert layers.rank_in_cosines(subject(DIMENSIONS), ["minimum"]).value == 3
 
 
-@pytest.mark.numeric
 def test_variation_is_the_most_over_layers_above_the_embeddings() -> None:
     found = layers.variation_of_outlier(subject(DIMENSIONS))
     assert found.value == pytest.approx(0.5)
@@ -152,7 +145,6 @@ def test_variation_is_the_most_over_layers_above_the_embeddings() -> None:
     assert layers.variation_of_outlier(subject(DIMENSIONS), ["minimum"]).value == pytest.approx(0.25)
 
 
-@pytest.mark.numeric
 def test_whitened_cosines_count_by_their_magnitude() -> None:
     found = layers.largest_whitened_mean_cosine(subject(whiten__mean_cosine=[0.9, -0.04, 0.03]))
     assert found.value == 0.04
@@ -182,7 +174,6 @@ def extremes_subject(geometry: Result, **published: int) -> ModelRuns:
     return ModelRuns("m", {"geometry": geometry}, published)
 
 
-@pytest.mark.numeric
 def test_a_share_is_the_mean_over_the_layers_above_the_embeddings() -> None:
     shares = [[0.0, 1.0, 0.0], [0.9, 0.1, 0.0], [0.7, 0.0, 0.3]]
     found = extreme_share(extremes_subject(run([[0.0] * 3] * 3, shares), minimum=0), "minimum")
@@ -195,7 +186,6 @@ def test_a_share_is_the_mean_over_the_layers_above_the_embeddings() -> None:
     assert found.low < 0.8 < found.high
 
 
-@pytest.mark.numeric
 def test_tokens_that_have_the_outlier_are_counted_in_the_layer_where_they_are_fewest() -> None:
     geometry = run([[0.0] * 3] * 3)
     for row, share in zip(geometry.dimensions, (0.1, 0.9, 0.9, 0.95, 0.0, 0.0, 0.8, 0.2, 0.3), strict=True):
@@ -206,7 +196,6 @@ def test_tokens_that_have_the_outlier_are_counted_in_the_layer_where_they_are_fe
         least_share_beyond(extremes_subject(geometry, minimum=9), "minimum")
 
 
-@pytest.mark.numeric
 def test_shares_on_three_texts_are_compared_with_the_first() -> None:
     texts = [[[0.0] * 3, [share, 0.3, 0.0], [share, 0.3, 0.0]] for share in (0.5, 0.45, 0.6)]
     runs = [run([[0.0] * 3] * 3, shares) for shares in texts]
@@ -220,7 +209,6 @@ def test_shares_on_three_texts_are_compared_with_the_first() -> None:
     assert change_over_texts(ModelRuns("m", other, {"minimum": 0})).control == 1
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("share", "n"), [(0.0, 10), (1.0, 10), (0.5, 7)])
 def test_the_interval_of_a_share_stays_within_0_and_1(share: float, n: int) -> None:
     low, high = _wilson(share, n)
@@ -228,7 +216,6 @@ def test_the_interval_of_a_share_stays_within_0_and_1(share: float, n: int) -> N
     assert low < high
 
 
-@pytest.mark.numeric
 def test_the_least_deviation_is_that_of_the_layer_where_an_outlier_is_nearest() -> None:
     means = [[0.0, 0.1, -0.1, 0.2], [-5.0, 0.1, -0.1, 0.2], [-3.0, 0.1, -0.1, 2.0]]
     found = least_deviation(extremes_subject(run(means, sd=0.5), minimum=0))
@@ -239,14 +226,12 @@ def test_the_least_deviation_is_that_of_the_layer_where_an_outlier_is_nearest() 
     assert found.control == pytest.approx(np.abs(z[layer][1:]).max())
 
 
-@pytest.mark.numeric
 def test_a_deviation_on_the_other_side_is_negative() -> None:
     means = [[0.0] * 5, [4.0, 0.0, 0.1, -0.1, 0.0]]
     assert least_deviation(extremes_subject(run(means), maximum=0)).value > 1.9
     assert least_deviation(extremes_subject(run(means), minimum=0)).value < -1.9
 
 
-@pytest.mark.numeric
 def test_a_neuron_that_the_model_does_not_have_is_not_measured() -> None:
     with pytest.raises(NotMeasurable, match="has no neuron 557"):
         least_deviation(extremes_subject(run([[0.0] * 5] * 2), minimum=557))
@@ -254,7 +239,6 @@ def test_a_neuron_that_the_model_does_not_have_is_not_measured() -> None:
         extreme_share(extremes_subject(run([[0.0] * 5] * 2, [[0.0] * 5] * 2), minimum=557), "minimum")
 
 
-@pytest.mark.numeric
 def test_layers_are_those_in_which_a_neuron_stands_out() -> None:
     plain = [0.01 * (-1) ** k for k in range(60)]
     means = [plain] + [
@@ -268,7 +252,6 @@ def test_layers_are_those_in_which_a_neuron_stands_out() -> None:
         layers_of_outliers(one, {"bert-large": {3: "1-3"}})
 
 
-@pytest.mark.numeric
 def test_outliers_of_some_layers_are_neither_in_all_layers_nor_in_the_embeddings_alone() -> None:
     plain = [0.01 * (-1) ** k for k in range(90)]
     where = {3: {1, 2}, 7: {0, 4}, 11: {1, 2, 3, 4}, 20: {0}}
@@ -279,7 +262,6 @@ def test_outliers_of_some_layers_are_neither_in_all_layers_nor_in_the_embeddings
     assert (none.value, none.control, none.neurons) == (0, 0, ())
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("text", "layers"), [("all", [1, 2, 3]), ("2", [2]), (2, [2]), ("2-9", [2, 3]), ("5-9", []), ("1-2", [1, 2])]
 )
@@ -287,7 +269,6 @@ def test_layers_end_with_the_model(text: Any, layers: list[int]) -> None:
     assert list(layers_of(text, 3)) == layers
 
 
-@pytest.mark.numeric
 def test_sentences_are_counted_by_the_tokens_that_are_sampled_of_each() -> None:
     assert n_sentences(run([[0.0]], n=17)) == 17
 
@@ -466,7 +447,6 @@ def similarity(transform: str, **of_layers: float) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.numeric
 def test_the_last_layer_has_its_similarity_and_the_growth_as_control() -> None:
     one = alike_subject(geometry=similarity("none", L0=0.1, L1=0.5, L3=0.95, L2=0.3))
     found = layers.last_token_similarity(one)
@@ -474,7 +454,6 @@ def test_the_last_layer_has_its_similarity_and_the_growth_as_control() -> None:
     assert found.control == pytest.approx(spearmanr(range(4), [0.1, 0.5, 0.3, 0.95]).statistic)
 
 
-@pytest.mark.numeric
 def test_growth_is_also_that_of_clipped_states_where_there_are_any() -> None:
     rows = [*similarity("none", L0=0.1, L1=0.2, L2=0.5, L3=0.6), *similarity("clip", L1=0.05, L2=0.01)]
     found = layers.growth_of_token_similarity(alike_subject(geometry=rows))
@@ -486,7 +465,6 @@ def test_growth_is_also_that_of_clipped_states_where_there_are_any() -> None:
         layers.growth_of_token_similarity(alike_subject(geometry=similarity("none", L0=0.5, L1=0.3)))
 
 
-@pytest.mark.numeric
 def test_the_share_within_a_bound_is_the_least_over_blocks_and_its_control_how_near_sentences_come() -> None:
     shares = [
         {"layer": layer, "measure": f"share_within_{bound}", **with_interval(share)}
@@ -505,7 +483,6 @@ def test_the_share_within_a_bound_is_the_least_over_blocks_and_its_control_how_n
         layers.least_share_within_bound(alike_subject(), "bound")
 
 
-@pytest.mark.numeric
 def test_the_reach_of_attention_is_the_largest_of_all_blocks_and_sentences() -> None:
     rows = [{"layer": i % 3, "attention_reach": reach} for i, reach in enumerate([0.3, 1.00000004, 0.8, math.nan])]
     assert layers.largest_reach_of_attention(alike_subject(smoothing_sentences=rows)).value == 1
@@ -538,7 +515,6 @@ def sentences(n: int, noise: float, by_length: float) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.numeric
 def test_norms_and_smoothing_is_the_correlation_in_the_last_block() -> None:
     rows = [row for row in sentences(300, 0.5, 0.0) if row["layer"] == 3]
     found = layers.norms_and_smoothing(alike_subject(smoothing_sentences=sentences(300, 0.5, 0.0)))
@@ -552,7 +528,6 @@ def test_norms_and_smoothing_is_the_correlation_in_the_last_block() -> None:
     assert found.control == pytest.approx(np.corrcoef(*residuals)[0, 1])
 
 
-@pytest.mark.numeric
 def test_what_length_does_to_both_is_no_control_of_it() -> None:
     """Longer sentences have smaller products and less is left of them: more smoothing, with smaller products."""
     found = layers.norms_and_smoothing(alike_subject(smoothing_sentences=sentences(300, 0.1, 3.0)))
@@ -561,7 +536,6 @@ def test_what_length_does_to_both_is_no_control_of_it() -> None:
     assert found.control < -0.5
 
 
-@pytest.mark.numeric
 def test_the_interval_covers_the_correlation_of_many_sentences_and_null_ones_cover_0() -> None:
     rng = np.random.default_rng(0)
     covered = 0
@@ -576,7 +550,6 @@ def test_the_interval_covers_the_correlation_of_many_sentences_and_null_ones_cov
     assert covered >= 180  # 95% of 200, less three standard errors
 
 
-@pytest.mark.numeric
 def test_few_sentences_tell_nothing() -> None:
     with pytest.raises(NotMeasurable, match="at least 20 sentences"):
         layers.norms_and_smoothing(alike_subject(smoothing_sentences=sentences(19, 0.5, 0.0)))

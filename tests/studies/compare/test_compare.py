@@ -34,9 +34,6 @@ from probing.studies.finetune.tables import TUNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
 NO_WANDB: Any = {"mode": "disabled"}
 QUICKLY: dict[str, Any] = {"quiet": True, "wandb": NO_WANDB, **BARE}
 
@@ -443,7 +440,6 @@ def made(checkpoints: dict[str, Path], one_block: Path, place: Path) -> Callable
     def made_of(name: str) -> Result:
         if name not in done:
             found = finetune(name=name, **{**usual, **asked[name]})
-            assert found is not None
             done[name] = found
         return done[name]
 

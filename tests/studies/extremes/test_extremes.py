@@ -53,8 +53,10 @@ from probing.studies.extremes.survey import (
     median_magnitude,
 )
 from probing.text import Corpus, from_sentences
-from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens
+from synthetic import make_store, make_tokens
 from written import read_csv
+
+pytestmark = pytest.mark.numeric
 
 PLANTED, LARGE = 11, 3
 
@@ -74,15 +76,12 @@ def made(place: Path, short_text: Path, sentences: list[str]) -> Result:
         for linear in (heads.query, heads.key):
             linear.weight[:, PLANTED] = 3 * torch.randn(48)
     model.save_pretrained(folder)
-    found = extremes(
+    return extremes(
         str(folder), corpus=str(short_text), runs=str(place / "runs"), name="g", quiet=True,
         wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_read_them(made: Result) -> None:
     massive = {row["layer"]: row for row in made.massive if (row["definition"], row["token"]) == ("massive", ALL)}
     assert [massive[layer]["count"] > 0 for layer in range(4)] == [False, False, True, False]
@@ -97,7 +96,6 @@ def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_re
     assert len([row for row in made.held_outliers if row.get("head") is not None]) == 2 * (len(blocks) - 1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_tables_figures_page_and_sentences_have_them(made: Result, tmp_path: Path) -> None:
     for schema in SCHEMAS:
         stored = read_csv(made.folder / f"{schema.name}.csv")
@@ -127,7 +125,6 @@ def argued(folder: Path, short_text: Path, runs: Path, *options: str) -> list[st
             f"--corpus={short_text}", f"--runs={runs}", *options]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     place: Path, short_text: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,7 +142,6 @@ def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     assert "held_outliers" not in there
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("family", "table"), [("gpt2", "wte"), ("mpnet", "embeddings.word_embeddings")])
 def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_relative_biases(
     family: str, table: str, place: Path, short_text: Path, sentences: list[str], tmp_path: Path,
@@ -169,7 +165,6 @@ def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_
             assert row["special"] == pytest.approx(sum(own), abs=0.05)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_attention_in_each_block_has_its_large_values(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,7 +174,6 @@ def test_a_model_without_attention_in_each_block_has_its_large_values(
     assert (tmp_path / "g" / "massive.csv").exists()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_a_model_without_outliers_is_told_so(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +187,6 @@ def test_a_model_without_outliers_is_told_so(
     assert of_block[3] not in ("", None)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 def test_the_first_token_cannot_be_set_aside(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,7 +215,6 @@ def found_in(folder: Path, states: list[NDArray[np.float32]], dtype: str = "floa
     return [large_values(store, layer, KINDS) for layer in range(len(states))]
 
 
-@pytest.mark.numeric
 def test_a_planted_value_is_found_by_every_definition_at_its_token_and_in_its_layer_alone(tmp_path: Path) -> None:
     states = noise(3)
     states[1][PLACE, NEURON] = -500
@@ -249,7 +241,6 @@ def test_a_planted_value_is_found_by_every_definition_at_its_token_and_in_its_la
         assert [count.sum() for count in counts] == [0, 1, 0]
 
 
-@pytest.mark.numeric
 def test_noise_has_no_massive_value_however_large_it_is(tmp_path: Path) -> None:
     found = found_in(tmp_path, [2000 * states for states in noise(2, seed=1)])
     assert all(large.largest.max() > 100 for large in found)
@@ -257,7 +248,6 @@ def test_noise_has_no_massive_value_however_large_it_is(tmp_path: Path) -> None:
     assert all(row["count"] == 0 for row in massive_rows(found[0], KINDS) if row["definition"] == "massive")
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_counts_are_those_of_a_loop_in_float64(tmp_path: Path, dtype: str) -> None:
     generator = np.random.default_rng(3)
@@ -287,7 +277,6 @@ def test_counts_are_those_of_a_loop_in_float64(tmp_path: Path, dtype: str) -> No
         np.testing.assert_array_equal(found.largest[kind], np.abs(x[name == MASSIVE_NAMES]).max(0))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n", [1, 2, 7, 1000, 1001])
 def test_the_median_is_exact(n: int) -> None:
     values = torch.from_numpy(np.random.default_rng(n).standard_cauchy(n).astype(np.float32))
@@ -300,7 +289,6 @@ def test_the_median_is_exact(n: int) -> None:
     assert median_magnitude(shards) == np.median(np.abs(values.numpy().astype(np.float64)))
 
 
-@pytest.mark.numeric
 def test_the_course_of_a_neuron_is_its_longest_run_of_layers(tmp_path: Path) -> None:
     states = noise(6)
     first = TOKENS.positions == 0
@@ -315,7 +303,6 @@ def test_the_course_of_a_neuron_is_its_longest_run_of_layers(tmp_path: Path) -> 
     }
 
 
-@pytest.mark.numeric
 def test_a_neuron_that_stays_to_the_last_layer_is_nowhere_gone(tmp_path: Path) -> None:
     states = noise(3)
     for layer in (1, 2):
@@ -326,7 +313,6 @@ def test_a_neuron_that_stays_to_the_last_layer_is_nowhere_gone(tmp_path: Path) -
     assert all((row["first_layer"], row["last_layer"]) == (1, 2) and "gone_layer" not in row for row in massive)
 
 
-@pytest.mark.numeric
 def test_no_more_than_a_few_neurons_are_listed_for_each_kind(tmp_path: Path) -> None:
     states = noise(1)
     states[0][PLACE, :20] = 900
@@ -335,7 +321,6 @@ def test_no_more_than_a_few_neurons_are_listed_for_each_kind(tmp_path: Path) -> 
     assert sum(row.get("neuron") is not None for row in rows) == MOST_NEURONS
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize(("family", "special"), [("bert", {"[CLS]", "[SEP]"}), ("gpt2", {"first token"})])
 def test_every_token_is_of_one_kind(
     family: str, special: set[str], checkpoints: dict[str, Path], sentences: list[str]
@@ -377,8 +362,6 @@ def made_up() -> tuple[BlockAttention, SentenceBatch, Tensor]:
     return BlockAttention(1, attention.probabilities, values, projection), batch, types
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_what_is_added_is_that_of_a_loop() -> None:
     attention, batch, types = made_up()
     found = added(attention, batch, types)
@@ -418,8 +401,6 @@ def corpus(sentences: list[str]) -> Corpus:
     return from_sentences("some", sentences[:40])
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_output_of_a_block_is_what_its_projection_makes(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -444,8 +425,6 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
     assert bool((parts >= store.by_sentence("output")[..., 0] * (1 - 1e-9)).all())
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_mass_of_a_kind_is_that_of_attention_itself(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
@@ -505,8 +484,6 @@ def _check_stream(made: Any, model: str, corpus: Corpus) -> None:
             assert row["of_stream"] == pytest.approx(np.mean(shares[row["layer"] - 1]), rel=1e-4)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -518,7 +495,6 @@ def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     made = extremes(
         str(checkpoints["bert"]), name="g", corpus=str(text), runs=str(tmp_path), wandb=WandbOptions("disabled")
     )  # fmt: skip
-    assert made is not None
     assert "norms of what heads add are left out" in capsys.readouterr().err
     assert {"mass", "uniform", "share"} <= set(made.sinks[0])
     assert not {"norm_mass", "added", "value_ratio", "of_stream"} & {name for row in made.sinks for name in row}
@@ -560,7 +536,6 @@ def planted(seed: int = 0) -> tuple[Inputs, QueryKey]:
     return Inputs(states, states.mean(0), states.std(0, correction=0).numpy()), heads
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("has_biases", [False, True])
 def test_effects_are_those_of_a_loop(is_causal: bool, has_biases: bool) -> None:
@@ -601,7 +576,6 @@ def maps_of(heads: QueryKey, h: int, states: torch.Tensor, is_causal: bool) -> N
     return made
 
 
-@pytest.mark.numeric
 def test_attention_is_exactly_the_same_where_no_neuron_is_held() -> None:
     inputs, heads = planted()
     found = effects(inputs, heads, sample(), NOTHING, np.ones(1))
@@ -609,7 +583,6 @@ def test_attention_is_exactly_the_same_where_no_neuron_is_held() -> None:
     np.testing.assert_array_equal(found.special[:, 0], found.whole)
 
 
-@pytest.mark.numeric
 def test_an_outlier_that_a_head_reads_has_the_least_p_and_one_that_it_does_not_read_has_the_largest() -> None:
     inputs, heads = planted()
     made = compare(4, [OUTLIER], inputs, heads, sample(), seed=0)
@@ -626,7 +599,6 @@ def test_an_outlier_that_a_head_reads_has_the_least_p_and_one_that_it_does_not_r
     assert block["divergence_p_holm"] == block["divergence_p"]
 
 
-@pytest.mark.numeric
 def test_neurons_that_are_no_outliers_have_no_small_p_more_often_than_chance() -> None:
     generator = np.random.default_rng(0)
     p = []
@@ -639,7 +611,6 @@ def test_neurons_that_are_no_outliers_have_no_small_p_more_often_than_chance() -
     assert 0.35 < np.mean(p) < 0.7
 
 
-@pytest.mark.numeric
 def test_matched_sets_are_distinct_and_hold_no_outlier_by_any_definition() -> None:
     sd = np.linspace(1, 2, HELD_D)
     one = distinct_sets(sd, [OUTLIER], DRAWS, np.random.default_rng(0), without=[10])
@@ -652,7 +623,6 @@ def test_matched_sets_are_distinct_and_hold_no_outlier_by_any_definition() -> No
     assert all(len(set(row)) == 3 for row in several.tolist())
 
 
-@pytest.mark.numeric
 def test_scaled_sets_take_away_the_variance_of_the_outliers() -> None:
     inputs, heads = planted()
     inputs = replace(inputs, sd=np.where(np.arange(HELD_D) == OUTLIER, 3.0, 1.5))
@@ -663,7 +633,6 @@ def test_scaled_sets_take_away_the_variance_of_the_outliers() -> None:
     np.testing.assert_allclose(made.effects.divergence[:, 1 + len(sets) :], scaled.divergence, rtol=1e-12)
 
 
-@pytest.mark.numeric
 def test_the_row_of_all_blocks_is_the_mean_over_their_heads() -> None:
     inputs, heads = planted()
     chosen = {1: [OUTLIER], 2: [OUTLIER, 3]}
@@ -676,7 +645,6 @@ def test_the_row_of_all_blocks_is_the_mean_over_their_heads() -> None:
     assert whole["divergence_p"] == pytest.approx(1 / (1 + DRAWS))
 
 
-@pytest.mark.numeric
 def test_attention_that_does_not_follow_from_queries_and_keys_is_noticed() -> None:
     inputs, heads = planted()
     found = effects(inputs, heads, sample(), NOTHING, np.ones(1))

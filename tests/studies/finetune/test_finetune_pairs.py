@@ -60,7 +60,6 @@ def made(one_block: Path, sick: str, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_word_that_both_sentences_have_is_learnt_and_is_not_in_the_second_alone(made: Any) -> None:
     assert [row["score"] for row in made.tunings] == [1.0, 1.0]
     assert [row["answer"] for row in made.scores] == ["pretrained", "majority", "bag", "second"]
@@ -76,7 +75,6 @@ def test_a_word_that_both_sentences_have_is_learnt_and_is_not_in_the_second_alon
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_shuffled_labels_of_pairs_stay_at_the_majority(one_block: Path, tmp_path: Path) -> None:
     pairs = marked_pairs(400)
     write_sick(tmp_path, "train", pairs, np.random.default_rng(0).permutation(entailment_of(pairs)).tolist())
@@ -91,7 +89,6 @@ def test_shuffled_labels_of_pairs_stay_at_the_majority(one_block: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_score_of_a_pair_is_predicted_as_a_number(one_block: Path, sick: str, tmp_path: Path) -> None:
     found = finetune(
         model=str(one_block),
@@ -118,7 +115,6 @@ def test_the_score_of_a_pair_is_predicted_as_a_number(one_block: Path, sick: str
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_checkpoint_reads_a_pair_as_two_segments(made: Any, sick: str) -> None:
     """Plain transformers, given both sentences, has the score that was noted."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -141,7 +137,6 @@ def test_a_checkpoint_reads_a_pair_as_two_segments(made: Any, sick: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_correlations_are_those_of_the_models_answers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     """STS-B with parts of its own: dev is tested on, and plain transformers has the same ranks."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -165,7 +160,6 @@ def test_the_correlations_are_those_of_the_models_answers(checkpoints: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_senses_of_words_are_tuned_on_in_the_parts_of_the_data_set(
     checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +177,6 @@ def test_senses_of_words_are_tuned_on_in_the_parts_of_the_data_set(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_cut_pairs_are_said_and_counted(
     checkpoints: dict[str, Path], sick: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,7 +189,6 @@ def test_cut_pairs_are_said_and_counted(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_results_of_pairs_are_read_again(made: Any) -> None:
     again = load_run(made.folder)
     assert [dict(row) for row in again.scores] == [dict(row) for row in made.scores]
@@ -209,7 +201,6 @@ def test_the_results_of_pairs_are_read_again(made: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_two_recipes_on_pairs_are_compared(
     made: Any, one_block: Path, sick: str, tmp_path: Path
 ) -> None:  # fmt: skip
@@ -225,7 +216,6 @@ def test_two_recipes_on_pairs_are_compared(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_on_pairs_is_repeated_by_its_file(one_block: Path, sick: str, tmp_path: Path) -> None:
     model, tuning = str(one_block), {**FAST, "epochs": 1}
     options = {**OPTIONS, "orders": 2, "tuning": tuning}
@@ -246,7 +236,6 @@ def arguments(model: Path, sick: str, runs: Path, name: str, *more: str) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(one_block: Path, sick: str, tmp_path: Path) -> None:
     def args(place: str) -> list[str]:
         return arguments(
@@ -262,7 +251,6 @@ def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(one_block: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.several
 def test_two_processes_share_the_pairs_of_each_batch(one_block: Path, sick: str, tmp_path: Path) -> None:
     more = [f"--tuning.{name}={value}" for name, value in FAST.items()]
@@ -278,7 +266,6 @@ def test_two_processes_share_the_pairs_of_each_batch(one_block: Path, sick: str,
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -39,7 +39,6 @@ from probing.tables.figures import Chart, Line, Panel
 from probing.tables.probe_figures import error_bars
 from probing.tables.probes import result_line
 from probing.text import assign_splits, from_sentences
-from synthetic import LIGHTNING_WARNINGS
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,6 @@ def request_of(checkpoints: dict[str, Path], sentences: list[str]) -> Request:
     return Request(resolve_model(str(checkpoints["bert"])), from_sentences("made up", sentences[:40]), [0, 1, 2])
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_is_cached_is_neither_read_nor_written_again(request_of: Request, tmp_path: Path) -> None:
     before = PendingRequest.of(request_of, tmp_path)
     speed = Speed(Blocks.of(request_of_config(request_of)), {"square": 1e3, "widen": 1e3, "narrow": 1e3})
@@ -72,7 +70,6 @@ def request_of_config(request: Request) -> object:
     return load_config(request.source)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_forward_pass_counts_every_weight_of_the_blocks_that_are_run(request_of: Request, tmp_path: Path) -> None:
     from transformers import AutoModel
 
@@ -89,14 +86,12 @@ def test_a_forward_pass_counts_every_weight_of_the_blocks_that_are_run(request_o
     assert half.seconds(speed) == pytest.approx(n_blocks // 2 / n_blocks * speed.forward_s(reading.size))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_rates_are_of_this_machine(request_of: Request) -> None:
     speed = Speed.measure(request_of, {"accelerator": "cpu"})
     assert set(speed.rates) == {"square", "widen", "narrow"}
     assert all(1e6 < value < 1e15 for value in speed.rates.values())
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_pass_that_is_timed_is_that_of_the_probe() -> None:
     narrow, wide = ProbeCosts(2048, 1, 4, 32), ProbeCosts(2048, 1, 64, 512)
     assert 0 < narrow.pass_seconds() < wide.pass_seconds()  # of 256 times the products
@@ -105,13 +100,11 @@ def test_the_pass_that_is_timed_is_that_of_the_probe() -> None:
 PROBES = ProbeCosts(10_000, 13, 60, 768, 3, 5, True)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("more", [{"n_layers": 26}, {"n_replicates": 50}, {"n_tokens": 20_000}, {"n_controls": 6}])
 def test_time_grows_with_what_is_asked_for(more: dict[str, Any]) -> None:
     assert replace(PROBES, **more).seconds(1e-6, 1e11) > PROBES.seconds(1e-6, 1e11)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     "more", [{"n_layers": 26}, {"n_replicates": 50}, {"d_model": 1536}, {"n_classes": 600, "n_replicates": 50}]
 )
@@ -120,7 +113,6 @@ def test_memory_grows_with_width_layers_classes_and_replicates(more: dict[str, A
     assert sum(changed.memory().values()) > sum(PROBES.memory().values())
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_options_say_which_probes_are_trained() -> None:
     probe = ProbeOptions()
     some = ProbeCosts.of_options([0, 6], ["shuffled", "token", "control_task"], 5, True, False, probe)
@@ -130,7 +122,6 @@ def test_options_say_which_probes_are_trained() -> None:
     assert ProbeCosts.of_options([0], [], 0, False, False, replace(probe, solver="adam")).is_adam
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_does_not_fit_in_memory_is_refused_with_what_to_do(
     request_of: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +139,6 @@ def test_what_does_not_fit_in_memory_is_refused_with_what_to_do(
         CostEstimate([reading], replace(PROBES, n_replicates=0, retrains=False), tmp_path).check_memory()
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(estimate.os, "getloadavg", lambda: (9.6, 1.0, 1.0), raising=False)
@@ -157,13 +147,11 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert estimate.busy() == ""
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, "1 s"), (89, "89 s"), (600, "10 min"), (7200, "2.0 h")])
 def test_durations_are_said_in_two_digits(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_sizes_count_bytes_of_the_dtype(request_of: Request) -> None:
     lengths = np.array([3, 5], dtype=np.int32)
     size = Size.of(lengths, replace(request_of, dtype="bfloat16"))
@@ -173,7 +161,6 @@ def test_sizes_count_bytes_of_the_dtype(request_of: Request) -> None:
     assert mlp.width == Blocks.of(request_of_config(request_of)).d_mlp
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_fit_says_what_a_large_run_takes_and_refuses_one_without_memory(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -202,7 +189,6 @@ def test_fit_says_what_a_large_run_takes_and_refuses_one_without_memory(
     assert "reading" not in again
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_rates_are_of_the_gpu_where_one_is_used(request_of: Request) -> None:
     on_cpu, on_gpu = (Speed.measure(request_of, {"accelerator": name}).rates["widen"] for name in ("cpu", "gpu"))
@@ -235,7 +221,6 @@ def shown_run(
     return made, shown.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown_run: tuple[Run, str]) -> None:
     run, _ = shown_run
     with (run.folder / "accuracy.csv").open(newline="", encoding="utf-8") as file:
@@ -259,7 +244,6 @@ def test_a_run_on_few_test_sentences_has_empty_cells_in_place_of_intervals(shown
         assert 0 < row["accuracy"] < 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_terminal_and_report_say_why_there_is_no_interval_and_say_it_once(shown_run: tuple[Run, str]) -> None:
     run, shown = shown_run
     page = (run.folder / "report.html").read_text(encoding="utf-8")
@@ -273,7 +257,6 @@ def test_terminal_and_report_say_why_there_is_no_interval_and_say_it_once(shown_
     assert "95% interval" not in visible.replace(REASON, "")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_line_of_results_and_a_conclusion_leave_the_interval_out(shown_run: tuple[Run, str]) -> None:
     run, _ = shown_run
     row = run.accuracy[0]
@@ -289,7 +272,6 @@ def test_a_line_of_results_and_a_conclusion_leave_the_interval_out(shown_run: tu
 # --- rows ---
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("row", [{}, {"a_low": NAN, "a_high": NAN}, {"a_low": "", "a_high": ""}, {"a_low": None}])
 def test_a_row_without_an_interval_has_no_ends_and_no_text(row: dict[str, float]) -> None:
     assert ends(row, "a") is None
@@ -298,14 +280,12 @@ def test_a_row_without_an_interval_has_no_ends_and_no_text(row: dict[str, float]
     assert in_brackets(interval(row, "a"), "p = 1") == " (p = 1)"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_interval_is_found_under_what_it_is_of() -> None:
     row = {"low": 0.0, "high": 1, "gain_low": -0.5, "gain_high": 0.25}
     assert ends(row) == (0, 1)
     assert interval(row, "gain", " to ", "+.1f", 100) == "-50.0 to +25.0"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_have_empty_cells_where_an_end_is_not_a_number_and_these_are_read_as_such(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"layer": 0, "accuracy_low": NAN, "share": NAN, "flag": ""},
@@ -325,7 +305,6 @@ def test_files_have_empty_cells_where_an_end_is_not_a_number_and_these_are_read_
 # --- figures ---
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_error_bars_reach_from_the_values_and_are_left_out_where_nothing_has_an_interval() -> None:
     rows = [{"low": 0.25, "high": 0.75}, {"low": NAN, "high": NAN}]
     assert error_bars(rows[1:], np.array([0.5])) is None
@@ -334,7 +313,6 @@ def test_error_bars_reach_from_the_values_and_are_left_out_where_nothing_has_an_
     np.testing.assert_allclose(found, [[25, 0], [25, 0]])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_chart_draws_bars_only_where_there_are_intervals() -> None:
     line = Line("probe", [0, 1], [0.5, 0.6], [(0.4, 0.6), None])
     (drawn,) = charts_html([Chart("accuracy", "title", [Panel([line])])])
@@ -343,7 +321,6 @@ def test_a_chart_draws_bars_only_where_there_are_intervals() -> None:
     assert "layer 1: 0.600<" in drawn
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_sentences_of_a_part_without_labels_are_counted(checkpoints: dict[str, Path], corpus_file: Path) -> None:
     sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     lines = []
@@ -363,9 +340,7 @@ def fitted(folder: Path, checkpoint: Path, sentences: list[str], bias: bool, **o
         "probe": probing.ProbeOptions(l2=1e-3, bias=bias), "evidence": "none", "controls": "shuffled",
     }  # fmt: skip
     chosen = {**usual, **options}
-    made = probing.fit(model=str(checkpoint), corpus=sentences, runs=str(folder), **chosen)  # type: ignore[arg-type]
-    assert made is not None
-    return made
+    return probing.fit(model=str(checkpoint), corpus=sentences, runs=str(folder), **chosen)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +351,6 @@ def made(
     return {bias: fitted(folder, checkpoints["bert"], sentences, bias, name=f"bias-{bias}") for bias in (False, True)}
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_it_predicts_other_text_as_it_was_tested(made: dict[bool, probing.Run]) -> None:
     run = made[True]
@@ -387,18 +361,15 @@ def test_it_predicts_other_text_as_it_was_tested(made: dict[bool, probing.Run]) 
         assert right / accuracy["n_test_tokens"] == pytest.approx(accuracy["accuracy"], abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_rankings_with_and_without_it_are_compared(made: dict[bool, probing.Run]) -> None:
     found = probing.compare(
         [made[False], made[True]], quiet=True, runs=str(made[True].folder.parent), null_draws=2,
         wandb=probing.WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     same = [row for row in found.agreement if row["layer_a"] == row["layer_b"] and row["statistic"] == "overlap"]
     assert [row["value"] >= 0.5 for row in same] == [True, True]
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_commands_that_read_probes_without_an_intercept_refuse_it(made: dict[bool, probing.Run]) -> None:
     run = made[True]
     with pytest.raises(UserError, match="have an intercept"):
@@ -411,7 +382,6 @@ def test_commands_that_read_probes_without_an_intercept_refuse_it(made: dict[boo
         probing.hierarchy(probe=probing.ProbeOptions(bias=True))
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_transform_and_an_intercept_go_together(
     tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str]
@@ -424,7 +394,6 @@ def test_a_transform_and_an_intercept_go_together(
     assert right / run.accuracy[1]["n_test_tokens"] == pytest.approx(run.accuracy[1]["accuracy"], abs=1e-6)
 
 
-@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_neurons_are_shown_by_centred_contribution(
     made: dict[bool, probing.Run], tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str],
     capsys: pytest.CaptureFixture[str],

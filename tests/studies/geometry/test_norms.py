@@ -50,7 +50,6 @@ from probing.studies.geometry.norms import (
 )
 from probing.studies.geometry.survey import not_applicable, parameter_rows
 from probing.text.tokens import Tokens
-from synthetic import LIGHTNING_WARNINGS
 from tiny_models import D_MODEL as TERMS_D_MODEL
 from tiny_models import N_LAYERS, each_alone, make_wide, make_wide_tokens
 from wandb_stand_in import read_offline_runs
@@ -661,12 +660,10 @@ N_SENTENCES = 60
 
 def geometry_of(model: Path, place: Path, **options: Any) -> Result:
     """Measure layers 1 and 2 without what costs most."""
-    found = geometry(
+    return geometry(
         str(model), "1,2", runs=str(place / "runs"), transforms="none", definition="argmin_share", quiet=True,
         wandb=WandbOptions("offline"), **options,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -675,7 +672,6 @@ def made(place: Path, bent: Path, short_text: Path) -> Result:
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(made: Result, bent: Path) -> None:
     blocks = {row["layer"] for row in made.smoothing}
@@ -694,7 +690,6 @@ def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(mad
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_tables_figures_and_sentences_are_where_the_others_are(made: Result, capsys: Any) -> None:
     for name in ("smoothing",):
@@ -718,7 +713,6 @@ def ask(*args: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_what_does_not_apply_is_said_and_leaves_no_table(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -749,7 +743,6 @@ def stream_made(place: Path, short_text: Path, sentences: list[str]) -> Result:
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_planted_bias_is_traced_and_its_removal_measured_beside_random_neurons(stream_made: Result) -> None:
     terms = {(row["layer"], row["norm"]): row for row in stream_made.norms if row["neuron"] == PLANTED}
@@ -770,7 +763,6 @@ def test_the_planted_bias_is_traced_and_its_removal_measured_beside_random_neuro
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_path_follows_it_through_every_block(stream_made: Result) -> None:
     at = {(r["layer"], r["site"]): r for r in stream_made.path if (r["neuron"], r["tokens"]) == (PLANTED, "words")}
@@ -781,7 +773,6 @@ def test_the_path_follows_it_through_every_block(stream_made: Result) -> None:
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_tables_figures_and_sentences_have_them(stream_made: Result) -> None:
     for name in TABLES:
@@ -803,7 +794,6 @@ def test_tables_figures_and_sentences_have_them(stream_made: Result) -> None:
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_model_without_outliers_is_told_so_and_has_no_table(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -819,7 +809,6 @@ def test_a_model_without_outliers_is_told_so_and_has_no_table(
 
 
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("family", "option", "reason"),
     [

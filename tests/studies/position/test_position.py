@@ -39,6 +39,8 @@ from probing.studies.position.survey import (
 from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
 from wandb_stand_in import read_offline_runs
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Tables:
@@ -55,7 +57,6 @@ def shape(found: Tables, layer: int, measure: str) -> dict[str, Any]:
     return row
 
 
-@pytest.mark.numeric
 def test_a_helix_has_its_three_directions_and_noise_has_none(found: Tables) -> None:
     for layer in range(3):
         assert shape(found, layer, "directions")["value"] == 3
@@ -69,7 +70,6 @@ def test_a_helix_has_its_three_directions_and_noise_has_none(found: Tables) -> N
     assert [split.is_above_zero(layer) for layer in range(4)] == [True, True, True, False]
 
 
-@pytest.mark.numeric
 def test_its_curves_are_the_helix(found: Tables) -> None:
     """Its three components span the planted curves, up to noise and their means."""
     rows = [row for row in found["position_curves"] if row["layer"] == 0 and row["n_tokens"] >= 50]
@@ -83,7 +83,6 @@ def test_its_curves_are_the_helix(found: Tables) -> None:
     assert all(inside)
 
 
-@pytest.mark.numeric
 def test_it_changes_slowly_and_noise_does_not(found: Tables, tmp_path: Path) -> None:
     slow = shape(found, 0, "low_frequencies")
     assert slow["value"] > 3 * slow["chance"]
@@ -96,7 +95,6 @@ def test_it_changes_slowly_and_noise_does_not(found: Tables, tmp_path: Path) -> 
     assert shuffled["p_value"] > 0.01
 
 
-@pytest.mark.numeric
 def test_coordinates_are_told_from_directions(found: Tables) -> None:
     by_layer = PositionTables(found)
     for scale in SCALES:
@@ -122,7 +120,6 @@ def test_coordinates_are_told_from_directions(found: Tables) -> None:
     } == set(NEURONS)  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_a_large_neuron_without_position_does_not_hold_it(tmp_path: Path) -> None:
     code = np.zeros((30, D))
     code[:, NEURONS] = 2 * helix(30)
@@ -133,7 +130,6 @@ def test_a_large_neuron_without_position_does_not_hold_it(tmp_path: Path) -> Non
     assert abs(row["value"]) < 0.01
 
 
-@pytest.mark.numeric
 def test_the_subspace_stays_or_turns(found: Tables) -> None:
     assert shape(found, 1, "below_overlap")["value"] < 0.6
     assert shape(found, 2, "below_overlap")["value"] > 0.9
@@ -142,7 +138,6 @@ def test_the_subspace_stays_or_turns(found: Tables) -> None:
         assert shape(found, layer, "context_overlap")["p_value"] > 0.01
 
 
-@pytest.mark.numeric
 def test_contexts_in_the_directions_of_position_are_seen(tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     tokens = make_tokens([14] * N_SENTENCES)
@@ -157,7 +152,6 @@ def test_contexts_in_the_directions_of_position_are_seen(tmp_path: Path) -> None
     assert shape(found, 0, "context_angle")["value"] < 10
 
 
-@pytest.mark.numeric
 def test_positions_are_read_in_sentences_left_out_and_in_longer_ones(found: Tables, tmp_path: Path) -> None:
     for measure in ("read_accuracy", "read_longer_accuracy"):
         row = shape(found, 0, measure)
@@ -171,7 +165,6 @@ def test_positions_are_read_in_sentences_left_out_and_in_longer_ones(found: Tabl
     assert shape(clear, 0, "read_error")["value"] < 0.1 < 3 < shape(clear, 0, "read_error")["chance"]
 
 
-@pytest.mark.numeric
 def test_sentences_say_what_is_planted(found: Tables) -> None:
     assert len(position_tables(found)) == 4
     lines = position_conclusions(found)
@@ -189,7 +182,6 @@ def test_sentences_say_what_is_planted(found: Tables) -> None:
     assert any(", position is not shown to favour neurons" in line for line in position_conclusions(turned))
 
 
-@pytest.mark.numeric
 def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_others(tmp_path: Path) -> None:
     generator = np.random.default_rng(9)
     tokens = make_tokens([14] * N_SENTENCES)
@@ -208,14 +200,12 @@ def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_othe
     assert (row["n_nonzero"], row["n_live"], row["n_neurons"]) == (20, 20, 384)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("lengths", [[5, 5], [3] * 20, [1100] * 4])
 def test_texts_that_cannot_be_split_are_refused(lengths: list[int]) -> None:
     with pytest.raises(UserError, match="`--corpus`: "):
         check_position(make_tokens(lengths), "exclude")
 
 
-@pytest.mark.numeric
 def test_few_sentences_have_no_intervals_and_say_so(found: Tables, tmp_path: Path) -> None:
     clear, generator = found, np.random.default_rng(3)
     tokens = make_tokens([9] * 10)
@@ -234,7 +224,6 @@ def test_few_sentences_have_no_intervals_and_say_so(found: Tables, tmp_path: Pat
     assert not any("nan" in line for line in position_conclusions(without))
 
 
-@pytest.mark.numeric
 def test_principal_directions_are_eigenvectors_of_the_weighted_covariance() -> None:
     generator = np.random.default_rng(0)
     part, n = generator.normal(size=(12, 6)), generator.integers(1, 50, 12).astype(float)
@@ -244,7 +233,6 @@ def test_principal_directions_are_eigenvectors_of_the_weighted_covariance() -> N
     np.testing.assert_allclose(np.abs((directions * vectors[:, ::-1]).sum(0)), 1, rtol=1e-9)
 
 
-@pytest.mark.numeric
 def test_a_gain_is_what_a_part_of_other_sentences_explains_within_those_left_out() -> None:
     generator = np.random.default_rng(5)
     sizes = generator.integers(3, 8, 40)
@@ -269,7 +257,6 @@ def test_a_gain_is_what_a_part_of_other_sentences_explains_within_those_left_out
     np.testing.assert_allclose(np.cumsum(spectrum(sums, folds).gains), expected, rtol=1e-9)
 
 
-@pytest.mark.numeric
 def test_overlaps_are_those_of_scipys_angles() -> None:
     generator = np.random.default_rng(1)
     first, second = (random_subspace(20, 3, generator) for _ in "ab")
@@ -282,7 +269,6 @@ def test_overlaps_are_those_of_scipys_angles() -> None:
     assert np.mean(drawn) == pytest.approx(3 / 20, abs=0.01)
 
 
-@pytest.mark.numeric
 def test_a_curve_has_its_farthest_end_above_zero() -> None:
     curves = np.array([[1.0, -1.0], [-3.0, 2.0], [2.0, -0.5]])
     np.testing.assert_array_equal(oriented(curves), [[-1.0, -1.0], [3.0, 2.0], [-2.0, -0.5]])
@@ -305,7 +291,6 @@ def in_twenty(generator: np.random.Generator) -> np.ndarray:
     return part
 
 
-@pytest.mark.numeric
 def test_a_part_in_twenty_neurons_is_in_neurons_and_its_rotation_is_not() -> None:
     generator = np.random.default_rng(4)
     halves = halves_of(in_twenty(generator), 0.2, generator)
@@ -318,7 +303,6 @@ def test_a_part_in_twenty_neurons_is_in_neurons_and_its_rotation_is_not() -> Non
     assert turned.p_value > 0.05
 
 
-@pytest.mark.numeric
 def test_neurons_that_do_not_vary_are_not_rotated() -> None:
     """A part in all neurons that vary is 0 in the others, and in no fewer of them than in directions of these."""
     generator = np.random.default_rng(6)
@@ -334,7 +318,6 @@ def test_neurons_that_do_not_vary_are_not_rotated() -> None:
     assert alone.half == without.half
 
 
-@pytest.mark.numeric
 def test_p_is_uniform_where_neurons_mean_nothing() -> None:
     generator = np.random.default_rng(7)
     p_values = []
@@ -347,7 +330,6 @@ def test_p_is_uniform_where_neurons_mean_nothing() -> None:
     assert np.quantile(p_values, 0.25) < 0.45
 
 
-@pytest.mark.numeric
 def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
     generator = np.random.default_rng(8)
     halves = halves_of(generator.normal(size=(3, 30)), 0.4, generator)
@@ -382,7 +364,6 @@ def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
         assert (beside["low"], beside["value"], beside["high"]) == pytest.approx((tens[0], np.median(tens), tens[-1]))
 
 
-@pytest.mark.numeric
 def test_rankings_and_directions_are_measured_on_the_other_half() -> None:
     halves = [np.zeros((2, 12)), np.zeros((2, 12))]
     halves[0][0, 5], halves[0][1, 9] = 3, 4
@@ -398,7 +379,6 @@ def test_rankings_and_directions_are_measured_on_the_other_half() -> None:
     assert held["random", 10] == pytest.approx(10 / 12, abs=0.2)
 
 
-@pytest.mark.numeric
 def test_positions_are_read_as_by_linear_discriminants() -> None:
     generator = np.random.default_rng(2)
     sizes = generator.integers(4, 9, 60)
@@ -453,21 +433,17 @@ def model(place: Path, sentences: list[str]) -> Path:
 def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "transform": "none", "layer": "0,1", "wandb": WandbOptions("disabled")}
     made = fit(model=str(model), corpus=str(corpus_file), name="fitted", runs=str(place / "runs"), **options)
-    assert made is not None
     return made.folder
 
 
 @pytest.fixture(scope="module")
 def made(place: Path, fitted: Path) -> Result:
-    found = position(
+    return position(
         run=str(fitted), runs=str(place / "runs"), name="made",
         wandb=WandbOptions("offline"), **USUAL,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None:
     again = load_run(made.folder)
     for name in TABLES:
@@ -485,14 +461,12 @@ def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None
     assert {row["layer"] for row in made.position_held if row["order"] == "fit"} == {0, 1}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_planted_neurons_are_first_where_the_table_is_added(made: Result) -> None:
     first = [row for row in made.position_by_neuron if row["layer"] == 0]
     by_share = sorted(first, key=lambda row: -row["value"])
     assert {row["neuron"] for row in by_share[:3]} == set(PLANTED)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_every_layer_is_in_parts_that_add_up(made: Result) -> None:
     layers = {row["layer"] for row in made.position_split}
     for layer in layers:
@@ -503,7 +477,6 @@ def test_every_layer_is_in_parts_that_add_up(made: Result) -> None:
                 np.testing.assert_allclose(parts, 1, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> None:
     lines = made.conclusions()
     assert any("of the variance" in line for line in lines)
@@ -523,7 +496,6 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
     assert len(logged.table("position_split")) == len(made.position_split)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -544,12 +516,10 @@ def test_what_cannot_be_measured_is_refused(
     assert not Path("runs").exists() or not any(path.suffix != ".lock" for path in Path("runs").glob("[!c]*"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, corpus_file: Path) -> None:
     found = position(
         model=str(model), corpus=str(corpus_file), layer=1, runs=str(place / "runs"), name="one",
         wandb=WandbOptions("disabled"), **{**USUAL, "figure_format": "png,pdf"},
     )  # fmt: skip
-    assert found is not None
     assert {path.suffix for path in (found.folder / "figures").glob("position_curves.*")} == {".png", ".pdf"}
     assert "of the variance in layer 1" in " ".join(found.conclusions())

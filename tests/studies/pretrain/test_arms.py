@@ -43,6 +43,8 @@ from probing.studies.pretrain.training import (
 )
 from probing.text import from_sentences
 
+pytestmark = pytest.mark.numeric
+
 SHAPE = Encoder(2, 16, 2, 32, 100, True, 16, 0.3, 0.0)
 TOKENIZER = train_tokenizer(make_sentences(100), SHAPE.vocabulary, True, SHAPE.row_length)
 
@@ -99,7 +101,6 @@ def of_any_block(names: Iterable[str]) -> set[str]:
     return {re.sub(r"^encoder\.layer\.\d+", "layer", name) for name in names}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ARMS)
 def test_arms_begin_with_the_same_weights_but_for_what_defines_them(arm: str) -> None:
     own = parameters_of(arm, 3)
@@ -111,13 +112,11 @@ def test_arms_begin_with_the_same_weights_but_for_what_defines_them(arm: str) ->
     assert not torch.equal(other[words], own[words])
 
 
-@pytest.mark.numeric
 def test_the_table_of_pre_norm_is_that_of_learned_behind_the_row_of_padding() -> None:
     tables = [position_table(build(arm, SHAPE, TOKENIZER, 0)) for arm in ("learned", "pre_norm")]
     assert torch.equal(tables[1][1:], tables[0])
 
 
-@pytest.mark.numeric
 def test_tables_hold_what_the_arm_tells() -> None:
     tables = {
         arm: position_table(build(arm, SHAPE, TOKENIZER, 0)) for arm in ARMS if arm not in ("rotary", "disentangled")
@@ -132,7 +131,6 @@ def test_tables_hold_what_the_arm_tells() -> None:
     assert float(tables["sinusoidal"][3, 5]) == pytest.approx(0.3 * torch.cos(torch.tensor(3 / 10_000 ** (4 / 16))))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_checkpoint_gives_what_was_trained_and_needs_token_ids_alone(arm: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
@@ -154,7 +152,6 @@ def test_a_checkpoint_gives_what_was_trained_and_needs_token_ids_alone(arm: str,
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ARMS)
 def test_arms_without_positions_commute_with_permutations_of_the_tokens_and_others_do_not(arm: str) -> None:
     model, order = changed(arm), torch.randperm(12, generator=torch.Generator().manual_seed(0))
@@ -165,7 +162,6 @@ def test_arms_without_positions_commute_with_permutations_of_the_tokens_and_othe
     assert difference < 1e-5 if arm in ("none", "constant") else difference > 0.1
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ["causal", "causal_lm"])
 def test_causal_arms_read_no_later_token(arm: str) -> None:
     model, first = changed(arm), ids()
@@ -177,7 +173,6 @@ def test_causal_arms_read_no_later_token(arm: str) -> None:
     assert float((made[:, 6:] - others[:, 6:]).abs().max()) > 0.1
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ["causal", "causal_lm"])
 def test_a_model_of_next_tokens_is_taken_for_none_of_masked_words(arm: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", arm, build(arm, SHAPE, TOKENIZER, 0), TOKENIZER)
@@ -188,7 +183,6 @@ def test_a_model_of_next_tokens_is_taken_for_none_of_masked_words(arm: str, tmp_
 RELATIVE = ("none", "rotary", "alibi", "relative", "disentangled")
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", [*RELATIVE, "learned", "sinusoidal", "plain_norm"])
 def test_states_stay_where_a_row_is_moved_inside_a_padded_row_if_positions_are_relative(arm: str) -> None:
     model = changed(arm)
@@ -203,7 +197,6 @@ def test_states_stay_where_a_row_is_moved_inside_a_padded_row_if_positions_are_r
     assert difference < 1e-5 if arm in RELATIVE else difference > 0.1
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("arm", ["alibi", "learned", "relative", "disentangled", "rotary", "causal_lm"])
 def test_of_these_only_symmetric_biases_commute_with_reversed_rows(arm: str) -> None:
     model = changed(arm)
@@ -214,7 +207,6 @@ def test_of_these_only_symmetric_biases_commute_with_reversed_rows(arm: str) -> 
     assert difference < 1e-5 if arm == "alibi" else difference > 0.1
 
 
-@pytest.mark.numeric
 def test_plain_norms_have_neither_gain_nor_bias_to_train_and_leave_mean_0_and_variance_1() -> None:
     model = changed("plain_norm")
     norms = [name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
@@ -229,7 +221,6 @@ def test_plain_norms_have_neither_gain_nor_bias_to_train_and_leave_mean_0_and_va
             assert float((states.var(-1, correction=0) - 1).abs().max()) < 1e-4
 
 
-@pytest.mark.numeric
 def test_pre_norm_norms_what_enters_a_part_of_a_block_and_post_norm_what_leaves_it() -> None:
     from torch.nn.functional import gelu
 
@@ -264,7 +255,6 @@ def slopes(n_heads: int) -> list[float]:
     return slopes(fewer) + slopes(2 * fewer)[::2][: n_heads - fewer]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n_heads", [2, 4, 8, 12])
 def test_the_linear_bias_is_the_slope_of_the_head_times_the_distance(n_heads: int) -> None:
     bias = linear_bias(n_heads, 9)
@@ -275,7 +265,6 @@ def test_the_linear_bias_is_the_slope_of_the_head_times_the_distance(n_heads: in
                 assert float(bias[0, head, i, j]) == pytest.approx(-slope * abs(i - j), rel=1e-6)
 
 
-@pytest.mark.numeric
 def test_alibi_is_none_with_the_bias_added_to_its_scores() -> None:
     alibi, none = (build(arm, SHAPE, TOKENIZER, 0).eval() for arm in ("alibi", "none"))
     distance = [[[-slope * abs(i - j) for j in range(12)] for i in range(12)] for slope in slopes(2)]
@@ -283,7 +272,6 @@ def test_alibi_is_none_with_the_bias_added_to_its_scores() -> None:
     assert float((states_of(alibi) - states_of(none)).abs().max()) > 0.01
 
 
-@pytest.mark.numeric
 def test_alibi_takes_no_mask_that_it_would_not_read() -> None:
     model = build("alibi", SHAPE, TOKENIZER, 0).eval()
     with pytest.raises(ValueError, match="4 dimensions; expected 2"):
@@ -292,7 +280,6 @@ def test_alibi_takes_no_mask_that_it_would_not_read() -> None:
         AlibiBertModel(AlibiBertConfig(is_decoder=True))
 
 
-@pytest.mark.numeric
 @pytest.mark.several
 def test_transformers_alone_refuses_a_checkpoint_of_alibi_and_this_package_reads_it(tmp_path: Path) -> None:
     model = build("alibi", SHAPE, TOKENIZER, 0).eval()
@@ -325,7 +312,6 @@ def bucket(offset: int) -> int:
     return first + min(8 + math.floor(math.log(distance / 8) / math.log(128 / 8) * 8 + 1e-6), 15)
 
 
-@pytest.mark.numeric
 def test_buckets_of_distances_are_those_of_t5() -> None:
     encoder = build("relative", SHAPE, TOKENIZER, 0).base_model.encoder
     offsets = torch.arange(-300, 301)
@@ -334,7 +320,6 @@ def test_buckets_of_distances_are_those_of_t5() -> None:
     assert {*found} == {*range(32)} - {16}
 
 
-@pytest.mark.numeric
 def test_the_relative_bias_is_the_number_of_the_bucket_and_head_in_all_blocks() -> None:
     from torch.nn.functional import softmax
 
@@ -355,7 +340,6 @@ def test_the_relative_bias_is_the_number_of_the_bucket_and_head_in_all_blocks() 
             assert torch.allclose(weights, expected, atol=1e-5)
 
 
-@pytest.mark.numeric
 def test_the_relative_arm_without_its_bias_is_none() -> None:
     relative, none = (build(arm, SHAPE, TOKENIZER, 0).eval() for arm in ("relative", "none"))
     make_ordinary("relative", relative)
@@ -365,7 +349,6 @@ def test_the_relative_arm_without_its_bias_is_none() -> None:
     assert torch.allclose(states_of(relative), states_of(none), atol=1e-5)
 
 
-@pytest.mark.numeric
 def test_disentangled_scores_are_the_three_products_of_contents_and_distances() -> None:
     model = build("disentangled", SHAPE, TOKENIZER, 0).eval()
     base = model.base_model
@@ -388,7 +371,7 @@ def test_disentangled_scores_are_the_three_products_of_contents_and_distances() 
 LONG = torch.randint(5, len(TOKENIZER), (4, 40), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm not in LEARNED_TABLES])
 def test_a_model_that_reads_longer_rows_reads_short_ones_as_it_was_trained(arm: str) -> None:
     model = build(arm, SHAPE, TOKENIZER, 0).eval()
@@ -408,7 +391,7 @@ def test_a_model_that_reads_longer_rows_reads_short_ones_as_it_was_trained(arm: 
     assert torch.allclose(states[:, :16], expected, atol=1e-5) is is_causal
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_sines_go_on_where_the_table_of_the_training_ends() -> None:
     model = build("sinusoidal", SHAPE, TOKENIZER, 0)
     table = position_table(stretched("sinusoidal", model, 24, SHAPE.initial_sd))
@@ -417,7 +400,7 @@ def test_sines_go_on_where_the_table_of_the_training_ends() -> None:
     assert float(table[30, 2]) == pytest.approx(0.3 * math.sin(30 / 10_000 ** (2 / 16)), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_texts_of_several_sentences_fill_a_row() -> None:
     sentences = make_sentences(60)
     found = list(passages(sentences, TOKENIZER, 40))
@@ -433,7 +416,7 @@ def test_texts_of_several_sentences_fill_a_row() -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("typed", ["1,2,4", [4, 1, 2], "4, 2,1,1"])
 def test_lengths_are_whole_numbers_in_order(typed: str | list[int]) -> None:
     assert row_multiples(typed) == ([1, 2, 4], [])
@@ -441,7 +424,7 @@ def test_lengths_are_whole_numbers_in_order(typed: str | list[int]) -> None:
     assert row_multiples(None) == ([], [])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("typed", ["0,2", "two", "1.5", [], -1, ""])
 def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
     found, (problem,) = row_multiples(typed)
@@ -449,7 +432,7 @@ def test_other_lengths_are_refused(typed: str | list[int] | int) -> None:
     assert "give whole numbers from 1 on, such as 1,2,4" in problem
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.slow
 def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -> None:
     places, jobs = Places(tmp_path), [TrainingJob(arm, 0) for arm in ("learned", "alibi", "causal_lm")]

@@ -53,9 +53,7 @@ ARGS = [
 
 
 def pretrained(place: Path, corpus: Path, **options: Any) -> Result:
-    made = pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
-    assert made is not None
-    return made
+    return pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,6 @@ def made(place: Path, corpus_file: Path) -> Result:
     return pretrained(place, corpus_file, name="made", wandb=WandbOptions("offline"))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None:
     found = [(row["arm"], row["seed"], row["step"], row["layer"]) for row in made.arms]
@@ -83,7 +80,6 @@ def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None
     ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result) -> None:
     import torch
@@ -95,7 +91,6 @@ def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result
     assert different == ["bert.embeddings.position_embeddings.weight"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     assert "equivariance" in repr(made)
@@ -106,7 +101,6 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert logged.rows("unigram_loss/none-seed0")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: Path, place: Path) -> None:
     checkpoint = made.folder / "checkpoints" / "none-seed0" / "step12"
@@ -114,11 +108,9 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: P
         model=str(checkpoint), corpus=str(corpus_file), layer=1, runs=str(place), quiet=True,
         wandb=WandbOptions("disabled"), **BARE,
     )  # fmt: skip
-    assert fitted is not None
     assert fitted.accuracy[0]["accuracy"] < 0.5
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     made: Result, corpus_file: Path, place: Path
@@ -137,7 +129,6 @@ def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     assert first["step"] == 0  # the table tells positions before it is trained
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_longer_rows_are_a_table_and_a_figure_where_they_are_asked_for(
     made: Result, corpus_file: Path, place: Path
@@ -170,7 +161,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: Path) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
@@ -181,7 +171,6 @@ def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: 
     assert contents(place / "again") == contents(made.folder)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(
     made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +208,6 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert contents(again.folder) == contents(made.folder)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path, made: Result, tmp_path: Path) -> None:
     args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=made"]
@@ -237,7 +225,6 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path
     assert contents(tmp_path / "made") == contents(made.folder)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -265,7 +252,6 @@ def test_what_cannot_be_done_is_refused(
     assert [path for path in sorted(place.iterdir()) if path not in before] == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Path, tmp_path: Path) -> None:
     args = [*ARGS, "--arms=learned", "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two"]
@@ -287,7 +273,6 @@ def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Pat
     assert [(row["step"], row["layer"]) for row in two.arms] == [(row["step"], row["layer"]) for row in arms]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.several
 def test_processes_that_the_command_starts_itself_share_a_run(made: Result, corpus_file: Path, tmp_path: Path) -> None:

@@ -56,10 +56,11 @@ from probing.studies.pretrain.training import (
 )
 from probing.text import from_sentences
 
+pytestmark = pytest.mark.numeric
+
 SENTENCES = make_sentences(300)
 
 
-@pytest.mark.numeric
 def test_a_tenth_is_held_out_by_sentence_without_regard_to_case_and_punctuation() -> None:
     corpus = from_sentences("text", [*SENTENCES, *(sentence.upper() + "!" for sentence in SENTENCES)])
     held_out = validation_flags(corpus, 0)
@@ -68,7 +69,6 @@ def test_a_tenth_is_held_out_by_sentence_without_regard_to_case_and_punctuation(
     assert held_out != validation_flags(corpus, 1)
 
 
-@pytest.mark.numeric
 def test_documents_are_held_out_as_a_whole_if_there_are_enough() -> None:
     lines = [line for i in range(0, 300, 3) for line in (*SENTENCES[i : i + 3], "")]
     corpus = from_sentences("text", lines)
@@ -80,7 +80,6 @@ def test_documents_are_held_out_as_a_whole_if_there_are_enough() -> None:
     assert validation_flags(few, 0) == validation_flags(from_sentences("text", SENTENCES[:30]), 0)
 
 
-@pytest.mark.numeric
 def test_rows_are_the_text_in_order_with_a_separator_after_every_sentence() -> None:
     tokenizer = train_tokenizer(SENTENCES, 120, True, 16)
     rows = packed(SENTENCES[:20], tokenizer, 16)
@@ -94,7 +93,6 @@ def test_rows_are_the_text_in_order_with_a_separator_after_every_sentence() -> N
     assert len(expected) - 15 * len(rows) < 15
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_tokenizer_has_the_size_and_reads_the_text(lowercase: bool) -> None:
     tokenizer = train_tokenizer(SENTENCES, 150, lowercase, 16)
@@ -106,7 +104,6 @@ def test_the_tokenizer_has_the_size_and_reads_the_text(lowercase: bool) -> None:
     assert any(token.isupper() for token in tokenizer.get_vocab() if len(token) == 1) is not lowercase
 
 
-@pytest.mark.numeric
 @pytest.mark.slow
 def test_the_same_text_gives_the_same_tokenizer_in_every_process() -> None:
     # The trainer of `tokenizers` alone numbers its pieces in an order that differs between processes.
@@ -121,7 +118,6 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process() -> None:
     assert other.strip() == str(sorted(train_tokenizer(SENTENCES, 150, True, 16).get_vocab().items()))
 
 
-@pytest.mark.numeric
 def test_rare_characters_are_unknown_and_leave_room_for_words() -> None:
     strange = [f"{chr(0x4E00 + i)} word" for i in range(200)]
     tokenizer = train_tokenizer([*SENTENCES, *strange], 120, True, 16)
@@ -130,7 +126,6 @@ def test_rare_characters_are_unknown_and_leave_room_for_words() -> None:
     assert tokenizer(chr(0x4E00 + 77))["input_ids"][1:-1] == [tokenizer.unk_token_id]
 
 
-@pytest.mark.numeric
 def test_the_unigram_loss_is_that_of_the_frequencies_of_the_training_part() -> None:
     text = prepare(from_sentences("text", SENTENCES), 120, True, 16, 5, 0)
     assert len(text.validation) <= 5
@@ -142,7 +137,6 @@ def test_the_unigram_loss_is_that_of_the_frequencies_of_the_training_part() -> N
     assert text.unigram_loss(torch.tensor(labels)) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.numeric
 def test_held_out_sentences_are_not_in_the_training_part() -> None:
     corpus = from_sentences("text", SENTENCES)
     text = prepare(corpus, 120, True, 16, 1000, 0)
@@ -152,14 +146,12 @@ def test_held_out_sentences_are_not_in_the_training_part() -> None:
     assert torch.equal(text.train, packed(kept, text.tokenizer, 16))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("n", [1, 3])
 def test_too_little_text_is_refused(n: int) -> None:
     with pytest.raises(UserError, match="at least one row of 512 tokens"):
         prepare(from_sentences("text", SENTENCES[:n]), 120, True, 512, 10, 0)
 
 
-@pytest.mark.numeric
 def test_every_row_is_read_once_before_any_is_read_again_wherever_the_order_begins() -> None:
     whole = list(itertools.islice(order_of_rows(10, 4, 0, 7), 10))
     read = torch.cat(whole).tolist()
@@ -242,7 +234,6 @@ def test_the_frequencies_that_a_loss_is_compared_with_are_those_of_the_tokens_to
     assert batches[1].n_predicted == int((batches[1].labels >= 0).sum()) > 3 * batches[0].n_predicted
 
 
-@pytest.mark.numeric
 def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
     assert seed_of(1, "masks", 2) == seed_of(1, "masks", 2)
     found = {
@@ -252,7 +243,6 @@ def test_seeds_depend_on_every_part_and_on_nothing_else() -> None:
     assert all(0 <= seed < 2**63 for seed in found)
 
 
-@pytest.mark.numeric
 def test_generators_draw_the_same_whatever_was_drawn_before() -> None:
     first = torch.rand(3, generator=generator_of(0, "a"))
     torch.rand(10)
@@ -269,9 +259,7 @@ def module_text() -> PackedText:
     return prepare(from_sentences("text", make_sentences(300)), SHAPE.vocabulary, True, SHAPE.row_length, 50, 0)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm: str) -> None:
     module = LanguageModel(build(arm, SHAPE, module_text.tokenizer, 0), arm, Recipe(), 0)
@@ -281,9 +269,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(module_text: PackedText, arm:
     )
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     model = build("learned", SHAPE, module_text.tokenizer, 0).eval()
     module = LanguageModel(model, "learned", Recipe(), 0)
@@ -294,9 +280,7 @@ def test_the_loss_is_that_of_transformers(module_text: PackedText) -> None:
     assert module.validation_loss(batches) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"
-)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_the_learning_rate_rises_and_falls_linearly() -> None:
     share = share_of_rate(10, 4)
     assert [share(step) for step in range(11)] == pytest.approx(
@@ -361,7 +345,7 @@ def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("stop", [3, 4])
 def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradients(tmp_path: Path, stop: int) -> None:
     with pytest.raises(ConnectionError):
@@ -371,7 +355,7 @@ def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradi
     assert trained(tmp_path / "stopped") == trained(tmp_path / "whole")  # what is finished is read
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 def test_gradients_accumulated_over_batches_are_those_of_one_larger_batch(tmp_path: Path) -> None:
     shape = replace(EXPERIMENT_SHAPE, dropout=0.0)
     whole = curve_of(tmp_path / "whole", shape, replace(RECIPE, batch_size=12))
@@ -384,7 +368,7 @@ def test_gradients_accumulated_over_batches_are_those_of_one_larger_batch(tmp_pa
         assert [row[name] for row in other if name in row][-1] != pytest.approx(expected[-1], abs=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("arm", ["none", "learned"])
 def test_an_encoder_that_is_told_no_positions_commutes_with_permutations_after_every_step(
     tmp_path: Path, arm: str
@@ -421,8 +405,6 @@ PLANTED_SHAPE = Encoder(1, 32, 2, 32, 100, True, 16, 0.08, 0.0)
 TOKENIZER = train_tokenizer(PLANTED_SENTENCES, PLANTED_SHAPE.vocabulary, True, PLANTED_SHAPE.row_length)
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_farthest_mean_is_named_if_it_is_an_outlier() -> None:
     states = torch.randn(500, 64, generator=torch.Generator().manual_seed(0))
     states[:, 7] -= 0.5
@@ -441,8 +423,6 @@ def test_the_farthest_mean_is_named_if_it_is_an_outlier() -> None:
     assert 1 < outlier_row(plain.result())["max_mean_sd"] < 5
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
     model = build("learned", PLANTED_SHAPE, TOKENIZER, 0).eval()
     rows = packed(PLANTED_SENTENCES, TOKENIZER, 16)[:5].long()
@@ -461,8 +441,6 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
     assert 0 < equivariance(model.base_model, rows, 3)[0] <= largest * 1.001
 
 
-@pytest.mark.numeric
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", PLANTED_SENTENCES)
@@ -503,7 +481,6 @@ def rows_of(slopes: list[float], at_end: float = 3.0) -> Table:
     )  # fmt: skip
 
 
-@pytest.mark.numeric
 def test_a_planted_line_is_found_and_extrapolated() -> None:
     found = growth_of(rows_of([0.4, 0.4]))
     assert found is not None
@@ -514,7 +491,6 @@ def test_a_planted_line_is_found_and_extrapolated() -> None:
     assert found["steps_low"] == pytest.approx(found["steps"])
 
 
-@pytest.mark.numeric
 def test_the_interval_is_students_over_seeds() -> None:
     slopes = [0.3, 0.4, 0.5]
     found = growth_of(rows_of(slopes))
@@ -525,7 +501,6 @@ def test_the_interval_is_students_over_seeds() -> None:
     assert found["steps_high"] == pytest.approx(1024 * 2 ** (2.0 / (0.4 - reach)))
 
 
-@pytest.mark.numeric
 def test_without_growth_there_is_no_step() -> None:
     falling, unsure = growth_of(rows_of([-0.1, -0.2])), growth_of(rows_of([0.9, 0.1]))
     assert falling is not None
@@ -535,7 +510,6 @@ def test_without_growth_there_is_no_step() -> None:
     assert unsure["steps_high"] is None
 
 
-@pytest.mark.numeric
 def test_one_seed_has_no_interval_and_one_checkpoint_no_growth() -> None:
     found = growth_of(rows_of([0.4]))
     assert found is not None
@@ -545,7 +519,6 @@ def test_one_seed_has_no_interval_and_one_checkpoint_no_growth() -> None:
     assert growth_of(rows_of([0.4]), "none") is None
 
 
-@pytest.mark.numeric
 def test_an_outlier_that_is_there_needs_no_more_steps() -> None:
     found = growth_of(rows_of([0.4], at_end=6.0))
     assert found is not None
