@@ -22,13 +22,7 @@ from probing.models.loading import (  # noqa: F401  # other rooms import these n
     load_tokenizer,
     word_folding,
 )
-from probing.models.source import (  # noqa: F401
-    ALIASES,
-    BUILTIN_PACKAGE,
-    ModelSource,
-    check_revision,
-    resolve_model,
-)
+from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model  # noqa: F401
 from probing.runtime.files import parse_json, read_text
 
 PREFIX = "sae:"
