@@ -256,8 +256,9 @@ class ColumnSelection(NamedTuple):
         names = [column.name for column in columns]
         if value in names:
             return columns[names.index(value)]
-        if value.isdecimal() and 1 <= int(value) <= len(columns):
-            return columns[int(value) - 1]
+        by_number = {str(column.number): column for column in columns if column.number}
+        if value in by_number:
+            return by_number[value]
         raise UserError(
             f"`{self.flag_text}`: there is no column {value}{did_you_mean(value, names)}; give one of "
             f"{', '.join(names)} as {setting}=."
@@ -268,12 +269,14 @@ class ColumnSelection(NamedTuple):
 class ColumnSummary:
     """A column, and properties of its cells; its name is its number, from 1, if the source gives none.
 
-    `rows` has for each sentence a value for each word; for values of sentences, a single row of all.
+    `rows` has for each sentence a value for each word; for values of sentences, a single row of all. `number` is the
+    place of the column among all of a file, from 1; 0 for columns that have no order, such as keys of JSON.
     """
 
     name: str
     rows: Sequence[Sequence[Any]]
     is_named: bool = True
+    number: int = 0
 
     @property
     def place(self) -> str:

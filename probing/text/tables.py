@@ -551,7 +551,7 @@ def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[Colum
     cells = zip(*table, strict=True) if table else [()] * len(names)
     names = names or [""] * len(table[0])
     pairs = enumerate(zip(names, cells, strict=True), 1)
-    return [ColumnSummary(name or str(number), [column], bool(name)) for number, (name, column) in pairs]
+    return [ColumnSummary(name or str(number), [column], bool(name), number) for number, (name, column) in pairs]
 
 
 def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, selection: ColumnSelection) -> Rows:
@@ -566,7 +566,7 @@ def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, sel
     ):
         raise _irregular(odd, n, selection)
     excluded = {line.number for line in listed if line.cells} - {line.number for line in word_lines}
-    columns = _columns_of_words(_divided(listed, excluded, n)[0], header.cells)
+    columns = _columns_of_words(_divided(listed, excluded, n)[0], header.cells[:n])
     words = choose_words(columns, selection)
     labels = choose_labels(columns, words, selection, are_in_order=True)
     at, of = columns.index(words), columns.index(labels or words)
@@ -582,7 +582,7 @@ def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, sel
                     f"`{selection.flag_text}`: line {line.number} has no word in column {words.name}; correct it."
                 )
     sentences, begun = _divided(listed, excluded, n)
-    columns = _columns_of_words(sentences, header.cells)
+    columns = _columns_of_words(sentences, header.cells[:n])
     n_several = sum(n for text, n in columns[at].counts.items() if " " in text)
     n_words = columns[at].n_cells
     is_long = n_words > _MOST_WORDS * len(sentences) or 5 * n_several > n_words
@@ -606,7 +606,8 @@ def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Seq
     turned = [list(zip(*sentence, strict=True)) for sentence in sentences]
     names = names or [""] * len(turned[0])
     return [
-        ColumnSummary(name or str(i + 1), [cells[i] for cells in turned], bool(name)) for i, name in enumerate(names)
+        ColumnSummary(name or str(number), [cells[number - 1] for cells in turned], bool(name), number)
+        for number, name in enumerate(names, 1)
     ]
 
 

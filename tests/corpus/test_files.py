@@ -283,6 +283,38 @@ def test_a_line_that_begins_a_document_is_no_word(joined: bool) -> None:
 # --- every run says what was read ---
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "a.csv",
+            "id,sentence,first,second\n" + "".join(f'{i},"A b{i} c.",{"xy"[i % 2]},{"uv"[i % 2]}\n' for i in range(4)),
+        ),
+        ("a.tsv", "n\tword\ttag\tchunk\n1\tA\tDET\tB\n2\tcat\tNOUN\tI\n\n1\tIt\tPRON\tB\n2\truns\tVERB\tI\n"),
+    ],
+)
+def test_a_number_counts_all_columns_of_a_file_also_beside_names(tmp_path: Path, name: str, text: str) -> None:
+    (path := tmp_path / name).write_text(text, encoding="utf-8")
+    header = text.partition("\n")[0].replace("\t", ",").split(",")
+    key = "text" if name.endswith(".csv") else "word"
+    for number in (3, 4):
+        by_number = load_corpus(f"{path}?{key}=2&label={number}")
+        by_name = load_corpus(f"{path}?{key}={header[1]}&label={header[number - 1]}")
+        for of in ("sentences", "words"):
+            assert getattr(by_number, of) == getattr(by_name, of)
+        assert by_number.sentence_columns.get("label") == by_name.sentence_columns.get("label")
+        assert by_number.columns.get("label") == by_name.columns.get("label")
+    with pytest.raises(UserError, match="there is no column 5"):
+        load_corpus(f"{path}?label=5")
+
+
+def test_keys_of_json_have_no_number(tmp_path: Path) -> None:
+    (path := tmp_path / "a.jsonl").write_text('{"id": 1, "text": "A b.", "kind": "x"}\n' * 2, encoding="utf-8")
+    for query in ("?label=2", "?text=2"):
+        with pytest.raises(UserError, match=r"there is no column 2; give one of id, .*kind"):
+            load_corpus(f"{path}{query}")
+
+
 def test_a_run_says_what_was_read_even_if_quiet_and_keeps_it(
     tmp_path: Path, checkpoints: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
