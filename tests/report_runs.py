@@ -46,7 +46,6 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
     """Fit a run with controls and bootstraps, and plant what retraining without neurons would have found."""
     options = {**QUICKLY, "replicates": 2, "controls": "shuffled,untrained"}
     made = fit(model=str(model), corpus=str(corpus), runs=str(place), name=name, **options)
-    assert made is not None
     rows = read_csv(made.folder / "neurons.csv")
     for row in rows:
         rise, removed = PLANTED.get(row["rank"], (None, None))
@@ -92,7 +91,6 @@ def make_survey(model: Path, sentences: list[str], place: Path, name: str) -> Pa
         name=name, parts="classes,profile,tokens,relations,trees", quiet=True, trainer={"accelerator": "cpu"},
         wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert made is not None
     return made.folder
 
 

@@ -125,7 +125,6 @@ def test_position_is_fitted_on_each(name: str, sentences: list[str], tmp_path: P
         runs=str(tmp_path / "runs"), cache=str(tmp_path / "cache"), quiet=True, wandb=WandbOptions(mode="disabled"),
         **{**BARE, "controls": "shuffled", "probe": ProbeOptions(tolerance=1e-2)},
     )  # fmt: skip
-    assert made is not None
     best = max(row["accuracy"] for row in made.accuracy)
     assert best > 0.3
     assert sorted(row["neuron"] for row in made.top(n_layers, 1000)) == list(range(d_model))
@@ -155,7 +154,6 @@ def test_the_claim_on_decoders_has_numbers_of_a_decoder(tmp_path: Path) -> None:
         "luo2021", models=str(folder_of("smollm2")), claims=58, corpus=str(text), runs=str(tmp_path), name="claims",
         quiet=True, wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert made is not None
     (row,) = (row for row in made.claims if "measured" in row)
     assert (row["verdict"], row["measure"]) == ("analogue", "least_mean_cosine")
     assert 0 < row["measured"] < 1
@@ -196,7 +194,6 @@ def test_position_is_read_off_the_embeddings_of_few_sentences(
         cache=str(cache), quiet=True, wandb=WandbOptions(mode="disabled"),
         **{**BARE, "controls": "shuffled", "probe": ProbeOptions(tolerance=1e-2)},
     )  # fmt: skip
-    assert made is not None
     embeddings, last = made.accuracy
     assert embeddings["accuracy"] > embeddings["shuffled_accuracy"] + 0.2
     assert embeddings["accuracy"] > last["accuracy"]

@@ -307,7 +307,6 @@ def test_two_tiny_models_are_compared_for_real_from_runs_of_elsewhere(
             model=str(model), corpus=str(corpus_file), runs=str(tmp_path / "others"), name=model.name, quiet=True,
             wandb=WandbOptions("disabled"), trainer={"accelerator": "cpu"}, **BARE,
         )  # fmt: skip
-        assert run is not None
         args += ["--use", f"fit-{model.name}={run.folder}"]
     assert two_models.main([*args, "--parts", "compare"]) == 0
     with (tmp_path / "costs.csv").open(encoding="utf-8") as file:

@@ -58,21 +58,17 @@ def cached(place: Path) -> dict[Path, int]:
 
 
 def measured(model: Path, text: Path, place: Path, **options: Any) -> Result:
-    made = geometry(
+    return geometry(
         model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), transforms="none", draws=0,
         wandb=NO_WANDB, figure_format="png", **{"quiet": True, **options},
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 def fitted(model: Path, text: Path, place: Path, **options: Any) -> Run:
-    made = fit(
+    return fit(
         model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), layer=1, quiet=True,
         wandb=NO_WANDB, **{**BARE, **options},
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 def far(made: Result, layer: int) -> set[int]:
@@ -163,12 +159,10 @@ def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: 
 
 
 def surveyed(model: Path, text: Path, place: Path, **options: Any) -> Result:
-    made = attention(
+    return attention(
         model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), wandb=NO_WANDB,
         figure_format="png", **{"quiet": True, **options},
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 @torch.no_grad()

@@ -202,7 +202,6 @@ def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus
     assert run.config["corpus"] == "runs/list/corpus.txt"
     assert Path(run.config["corpus"]).read_text(encoding="utf-8") == corpus_file.read_text(encoding="utf-8")
     again = fit(**{**run.config, "name": "again"})
-    assert again is not None
     assert again.neurons == run.neurons
     assert rank(run.folder, method="anova").rankings["anova"]
 
@@ -220,7 +219,6 @@ def test_geometry_takes_lists_too(checkpoints: dict[str, Path], folder: Path) ->
         checkpoints["bert"], 1, corpus=sentences, fit_corpus=sentences[:30], transforms="none", name="g",
         quiet=True, wandb={"mode": "disabled"},
     )  # fmt: skip
-    assert measured is not None
     assert len((measured.folder / "fit_corpus.txt").read_text(encoding="utf-8").splitlines()) == 30
     assert (
         yaml.safe_load((measured.folder / "config.yaml").read_text(encoding="utf-8"))["corpus"] == "runs/g/corpus.txt"
@@ -287,7 +285,6 @@ def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path
     assert run.accuracy[0]["untrained_accuracy"] == named.accuracy[0]["untrained_accuracy"]
     assert load_run(run.folder).config == run.config
     again = fit(**{**run.config, "name": "again", **objects})
-    assert again is not None
     assert again.config["model"] == run.config["model"]
     for repeated in (lambda: fit(**{**run.config, "name": "no"}), lambda: rank(run.folder)):
         with pytest.raises(UserError, match=r"`model=.object:BertModel@.*` was an object.*`save_pretrained`"):
@@ -345,11 +342,9 @@ def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytes
         "quiet": True,
         "figure_format": "svg",
     }
-    made = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("r")), **options
     )
-    assert made is not None
-    return made
 
 
 def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -> None:
@@ -372,7 +367,6 @@ def test_other_commands_write_what_is_asked_for(run: Run, tmp_path: Path, corpus
         model=run.config["model"], corpus=str(corpus_file), layer=[1, 2], transforms="none", draws=1,
         runs=str(tmp_path), cache=str(run.folder.parent / "cache"), figure_format="png", **common,
     )  # fmt: skip
-    assert measured is not None
     drawn = files(measured.folder / "figures")
     assert {"outliers.png", "anisotropy.png"} <= drawn
     assert {Path(name).suffix for name in drawn} == {".png"}

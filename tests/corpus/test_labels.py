@@ -349,7 +349,6 @@ def test_whole_numbers_stay_whole_numbers(checkpoints: dict[str, Path], corpus_f
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=1, runs=str(tmp_path), name="positions",
         task_args={"max_position": 5}, wandb=NO_WANDB, quiet=True, **BARE,
     )  # fmt: skip
-    assert run is not None
     assert {type(row["class"]) for row in load_run(run.folder).classes} == {int}
     assert str(run.classes.to_pandas()["class"].dtype) == "int64"
 

@@ -372,12 +372,10 @@ def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="all",
         layer="0,2", wandb=NO_WANDB, task_args={"min_count": 5}, probe=ProbeOptions(l2=1e-3),
     )  # fmt: skip
-    assert run is not None
-    return run
 
 
 @pytest.mark.slow
@@ -430,7 +428,6 @@ def test_order_is_taken_from_a_model_without_a_position_table_and_a_control_that
         controls=["permuted_positions", "untrained"], replicates=0, evidence="none", wandb=NO_WANDB,
         probe=ProbeOptions(l2=1e-4),
     )  # fmt: skip
-    assert run is not None
     (row,) = run.accuracy
     low, high = row["above_permuted_positions_low"], row["above_permuted_positions_high"]
     assert low <= row["accuracy"] - row["permuted_positions_accuracy"] <= high

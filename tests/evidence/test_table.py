@@ -592,13 +592,11 @@ def test_thirds_of_the_positions_are_told_by_their_tokens() -> None:
 
 @pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("runs")), name="made",
         layer="0,2", replicates=0, controls="none", evidence="none", task_args={"min_count": 5}, quiet=True,
         wandb=WandbOptions(mode="disabled"), probe=ProbeOptions(tolerance=1e-3, l2=1e-4),
     )  # fmt: skip
-    assert run is not None
-    return run
 
 
 @pytest.mark.slow

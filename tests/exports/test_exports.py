@@ -38,9 +38,7 @@ OFF = WandbOptions(mode="disabled")
 @pytest.fixture(scope="module")
 def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
-    run = fit(**options, layer="1,2", quiet=True, runs=str(tmp_path_factory.mktemp("runs")), wandb=OFF)
-    assert run is not None
-    return run
+    return fit(**options, layer="1,2", quiet=True, runs=str(tmp_path_factory.mktemp("runs")), wandb=OFF)
 
 
 @pytest.fixture(scope="module")
@@ -303,9 +301,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
 @pytest.fixture(scope="module")
 def pushed_made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
-    run = fit(**options, layer="1,2", quiet=True, runs=str(tmp_path_factory.mktemp("machine") / "runs"), wandb=OFF)
-    assert run is not None
-    return run
+    return fit(**options, layer="1,2", quiet=True, runs=str(tmp_path_factory.mktemp("machine") / "runs"), wandb=OFF)
 
 
 def test_a_run_comes_back_with_equal_tables_and_predicts(

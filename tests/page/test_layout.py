@@ -521,7 +521,6 @@ def test_a_page_explains_no_term_that_it_does_not_use(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), **QUICKLY)
-    assert made is not None
     page = made.report().read_text(encoding="utf-8")
     terms = explained(page)
     assert {*terms["Accuracy"]} == headings(page, "accuracy") | {"probe"}

@@ -195,7 +195,6 @@ def test_a_survey_stands_beside_a_run_of_probes(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     run = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), name="run", **QUICKLY)
-    assert run is not None
     page = report([str(run.folder), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles.index("Neurons of tiny-bert") < titles.index("Attention heads: survey") < titles.index("Terms")

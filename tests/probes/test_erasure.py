@@ -321,7 +321,6 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", **BARE, runs=str(tmp_path),
         name="made", wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
     )  # fmt: skip
-    assert made is not None
     folder = made.folder / "rankings"
     typed = ["rank", str(made.folder), "--erase", "--top", "4"]
     assert run(COMMANDS, [*typed, "--layer", "2", "--wandb.mode", "offline"]) == 0

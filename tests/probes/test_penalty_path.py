@@ -39,16 +39,7 @@ from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.transforms import clip_others, fit_each, moments_of, transform_all, transformed
 from probing.runtime.terminal import render
 from probing.tables.probes import accuracy_table, penalty_lines
-from synthetic import (
-    Data,
-    make_store,
-    make_tokens,
-    objective,
-    optimum,
-    positional,
-    scaled_features,
-    sides,
-)
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features, sides
 
 pytestmark = pytest.mark.numeric
 
@@ -366,7 +357,6 @@ def test_fit_puts_the_code_beside_the_accuracy(checkpoints: dict[str, Path], cor
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", runs=str(tmp_path), mdl=True,
         wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True, **BARE,
     )  # fmt: skip
-    assert run is not None
     for row in run.accuracy:
         assert row["uniform_code_bits"] == pytest.approx(row["n_train_tokens"] * np.log2(row["n_classes"]))
         assert row["compression"] == pytest.approx(row["uniform_code_bits"] / row["online_code_bits"])

@@ -24,16 +24,7 @@ from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.runtime.processes import launched
 from probing.runtime.trainer import build_trainer, check_trainer_options, preserve_algorithms
 from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
-from synthetic import (
-    Data,
-    make_store,
-    make_tokens,
-    objective,
-    optimum,
-    positional,
-    scaled_features,
-    sides,
-)
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features, sides
 
 L2 = 1e-3  # what `Data.fit` takes by default
 

@@ -21,14 +21,7 @@ from probing.probes import evaluation
 from probing.probes.agreement import agreement
 from probing.probes.bases import SCORES, basis_rows, explained, random_dictionary, rotated_scores
 from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
-from probing.probes.evaluation import (
-    curves,
-    evaluate,
-    head_accuracies,
-    head_contributions,
-    head_rows,
-    heads_of,
-)
+from probing.probes.evaluation import curves, evaluate, head_accuracies, head_contributions, head_rows, heads_of
 from probing.probes.evidence import concentration, shares_above
 from probing.probes.rankings import (
     METHODS,

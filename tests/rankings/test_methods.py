@@ -40,16 +40,7 @@ from probing.probes.rankings import (
 from probing.probes.solvers import Penalty, centre_over_classes
 from probing.statistics.chance import sentence_counts
 from probing.tables.schema import CLASSES
-from synthetic import (
-    Data,
-    make_store,
-    make_tokens,
-    objective,
-    optimum,
-    positional,
-    scaled_features,
-    sides,
-)
+from synthetic import Data, make_store, make_tokens, objective, optimum, positional, scaled_features, sides
 from written import columns_of
 
 pytestmark = pytest.mark.numeric

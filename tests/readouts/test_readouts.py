@@ -18,14 +18,7 @@ from families import FAMILIES, make_tokenizer, masked_lm
 from probing.activations.store import ActivationStore, StorePlan, divide
 from probing.errors import UserError
 from probing.interventions import model_output as readouts
-from probing.interventions.forward import (
-    Change,
-    Forward,
-    Readers,
-    draw_text,
-    padded,
-    padded_batches,
-)
+from probing.interventions.forward import Change, Forward, Readers, draw_text, padded, padded_batches
 from probing.interventions.frozen_probes import (
     FrozenProbes,
     ProbeReadout,

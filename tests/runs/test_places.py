@@ -192,7 +192,6 @@ def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path:
     how: dict[str, Any] = {**QUICKLY, "runs": str(moved / "new"), "wandb": NO_WANDB, "retrain": 0}
     run = moved / "runs" / "two"
     made = ablate(run=run, kinds="zero", units="layers", name="ablated", **how)
-    assert made is not None
     assert made.config["corpus"] == str(moved / "data" / "text.txt")
     assert made.config["model"] == str(moved / "models" / "own")
     changing: dict[str, Any] = {"run": run, "neurons": "ranked", "layer": 0, "top": 1, "draws": 1, **how}

@@ -49,9 +49,7 @@ def treebank(place: Path) -> Path:
 
 
 def made(place: Path, **options: Any) -> Run:
-    run = fit(runs=str(place / "runs"), **{**HOW, **options})
-    assert run is not None
-    return run
+    return fit(runs=str(place / "runs"), **{**HOW, **options})
 
 
 def accuracies(rows: Table, gold: dict[tuple[int, int], Any], key: str) -> dict[int, float]:
@@ -207,12 +205,10 @@ def test_the_model_alone_is_read_again_and_refused_if_it_is_gone_or_another(
 
 @pytest.fixture(scope="module")
 def explained_made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="1,2", runs=str(tmp_path_factory.mktemp("runs")),
         **HOW,
     )  # fmt: skip
-    assert run is not None
-    return run
 
 
 def test_the_contributions_of_all_neurons_add_up_to_the_logit_of_what_is_predicted(explained_made: Run) -> None:
@@ -265,7 +261,6 @@ def test_numbers_are_explained_by_how_far_they_are_from_the_constant_answer(
     (tmp_path / "lengths.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs), encoding="utf-8")
     how: Any = {"corpus": str(tmp_path / "lengths.jsonl"), "task": "sentence_label", "task_args": {"numbers": True}}
     run = fit(model=str(checkpoints["bert"]), layer=2, runs=str(tmp_path), **how, **HOW)
-    assert run is not None
     text = run.test_sentences[0]
     found = run.explain(text, n=2)
     assert found[0]["logit"] == pytest.approx(found[0]["predicted"] - run.results["numbers"]["mean"])
@@ -416,12 +411,10 @@ def sides_of_one(store: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def context_made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", quiet=True,
         runs=str(tmp_path_factory.mktemp("runs")), wandb=WandbOptions(mode="disabled"), **BARE,
     )  # fmt: skip
-    assert run is not None
-    return run
 
 
 def test_a_run_has_the_first_neurons_of_each_layer_and_any_neuron_can_be_asked_for(context_made: Run) -> None:

@@ -188,9 +188,7 @@ WRITERS = (
 def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     options: Any = {"quiet": True, "wandb": NO_WANDB, **BARE}
     place = tmp_path_factory.mktemp("runs")
-    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, name="r", **options)
-    assert made is not None
-    return made
+    return fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), layer=2, name="r", **options)
 
 
 def as_text(results: Any) -> str:
@@ -328,7 +326,6 @@ def test_test_sentences_of_a_text_that_is_no_longer_the_same_are_refused(
     own, options = tmp_path / "own.txt", dict[str, Any](BARE)
     own.write_text(corpus_file.read_text(encoding="utf-8"), encoding="utf-8")
     made = fit(model=str(checkpoints["bert"]), corpus=own, runs=str(tmp_path), layer=0, quiet=True, **options)
-    assert made is not None
     own.write_text("something else entirely\n", encoding="utf-8")
     with pytest.raises(UserError, match="its corpus has changed since"):
         _ = load_run(made.folder).test_sentences

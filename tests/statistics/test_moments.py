@@ -657,7 +657,6 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     )
     data = write_sts(tmp_path / "sts", n=20)
     found = sts([str(data)], transforms="clip,whiten,all_but_the_top", static=str(words), **options)
-    assert found is not None
     said = capsys.readouterr().out
     rows = read_csv(found.folder / "sts.csv")
     for row in rows:
@@ -689,7 +688,6 @@ def test_wic_says_on_how_many_tokens_it_whitened(
     for part, n, seed in (("train", 6, 0), ("dev", 40, 1)):
         write_wic(tmp_path / "wic", part, word_pairs(n, seed))
     found = wic(str(tmp_path / "wic"), **options)
-    assert found is not None
     said = capsys.readouterr().out
     whitened = next(row for row in read_csv(found.folder / "wic.csv") if row["transform"] == "whiten")
     size = size_of(whitened)
@@ -712,7 +710,6 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     found = geometry(
         corpus=str(tmp_path / "text.txt"), fit_corpus=str(tmp_path / "few.txt"), transforms="center,whiten", **options
     )
-    assert found is not None
     said = capsys.readouterr().out
     rows = read_csv(found.folder / "geometry.csv")
     (size,) = {size_of(row) for row in rows if row["transform"] == "whiten"}
@@ -724,11 +721,10 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     assert "whitened (from" in repr(found)
     assert conclusions(found, {2: []})[-1] in said
     # Two components are another matter.
-    fewer = geometry(
+    geometry(
         corpus=str(tmp_path / "text.txt"), fit_corpus=str(tmp_path / "few.txt"), transforms="whiten", components=2,
         **options,
     )  # fmt: skip
-    assert fewer is not None
     assert "Warning" not in capsys.readouterr().out
     section = found.study.section(found, SectionPlace("geometry-0", 0, 0))
     assert f"Whitening of 16 dimensions is fitted on {size}, fewer than 10" in section
@@ -742,7 +738,6 @@ def test_fit_says_on_how_many_tokens_it_whitened_in_the_report_too(
     (tmp_path / "text.txt").write_text("".join(f"{sentence}\n" for sentence in dict.fromkeys(short)), encoding="utf-8")
     roughly = {**BARE, "probe": {"tolerance": 1e-2}}
     run = fit(corpus=str(tmp_path / "text.txt"), transform="whiten", **roughly, **options)
-    assert run is not None
     said = capsys.readouterr().out
     (line,) = transform_lines(run.transform, run.accuracy)[1:]
     assert line in said

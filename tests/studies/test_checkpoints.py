@@ -132,7 +132,6 @@ def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, p
     assert probes is not None
     assert space is not None
     heads = attention(**common, parts="profile,tokens,position_heads", run=str(probes.folder))
-    assert heads is not None
     here = {(row["layer"], row["measure"]): row for row in made.checkpoints if row["step"] == HEADS}
     for row in probes.accuracy:
         one = here[row["layer"], "accuracy"]

@@ -116,7 +116,6 @@ def test_a_random_model_has_no_random_control_and_a_penalty_is_chosen(
 ) -> None:
     options.pop("probe")
     made = hierarchy(**options, layer=1, random_weights=True, tasks="subject_noun", wandb=NONE)
-    assert made is not None
     assert {row["condition"] for row in made.hierarchy} == {"model", "permuted_positions"}
     assert "the control untrained is left out: the model itself is randomly initialised" in capsys.readouterr().err
     assert made.results["penalty"]["subject_noun"] in [strength(index) for index in range(WEAKEST, STRONGEST + 1)]

@@ -171,9 +171,7 @@ def test_neurons_of_a_run_on_position_are_held(
 ) -> None:
     usual: dict[str, Any] = {"runs": options["runs"], "quiet": True, "wandb": NONE}
     found = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[2, 3], name="fit", **BARE, **usual)
-    assert found is not None
     made = position_bias(run=found.folder, pooling="mean", **options)
-    assert made is not None
     assert made.config["model"] == str(checkpoints["bert"])
     assert made.results["neurons"] == [row["neuron"] for row in found.top(3, 3)]
     with pytest.raises(UserError, match=r"expected a run with layer 1, found 2, 3; give `layer` too"):
@@ -208,7 +206,6 @@ def test_few_documents_have_no_intervals_and_that_is_said(
     options: dict[str, Any], checkpoints: dict[str, Path]
 ) -> None:
     made = position_bias(model=str(checkpoints["bert"]), **{**options, "documents": 5})
-    assert made is not None
     assert made.conclusions()[-1] == ("There are no 95% intervals: 5 documents are too few; at least 20 are needed.")
     assert "is not tested against its end" in made.answer()[0]
 

@@ -118,7 +118,6 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
 def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: Path, options: dict[str, Any]) -> None:
     def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
-        assert found is not None
         row = find(found.sts, set="STS-B dev", transform="whiten", aggregation="all")
         return row, json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["fitted_on"]["STS-B dev"]
 
@@ -154,7 +153,6 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
 
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
-    assert found is not None
     assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
 
 
@@ -164,7 +162,6 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
 ) -> None:
     planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "quiet": True}
     found = sts([str(data)], layer=0, pooling="mean,first_last", definition="argmin_share", components=3, **planted)
-    assert found is not None
     rows = {(row["pooling"], row["transform"]): row for row in found.sts if row["aggregation"] == "all"}
     # Of the average, those of layer 1 are clipped too.
     n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
@@ -172,7 +169,6 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert "3" in str(rows["first_last", "clip"]["clipped"]).split()
     assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
     other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
-    assert other is not None
     again = next(row for row in reversed(other.sts) if row["aggregation"] == "all")
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
@@ -184,7 +180,6 @@ def test_sentences_that_no_vector_stands_for_are_counted(
     pairs = [*sentence_pairs(40, 0), ("☃ ☂", "☃", 5.0), ("☃", "probe layer", 0.0), ("a the", "never", 5.0)]
     write_semeval(data / "STS12-en-test", "MSRpar", pairs)
     found = sts([str(data)], layer=1, static=str(data.parent / "vectors.txt"), transforms="whiten", **options)
-    assert found is not None
     said, (told, *_) = capsys.readouterr().err, found.results["sets"]
     assert (told["n_unknown_sentences"], told["n_unknown_pairs"]) == (2, 2)
     everything = [*pairs, *sentence_pairs(20, 1)]
@@ -219,7 +214,6 @@ def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
     data: Path, options: dict[str, Any]
 ) -> None:
     found = sts([str(data)], layer=2, pooling="all", transforms="none", quiet=True, **options)
-    assert found is not None
     values = [row["spearman"] for row in found.sts if row["set"] == "STS12" and row["aggregation"] == "all"]
     assert len(set(values)) == 4
 
@@ -309,7 +303,6 @@ def test_shuffled_labels_find_nothing(wic_data: Path, options: dict[str, Any]) -
     write_wic(wic_data, "train", shuffled(TRAIN, 0))
     write_wic(wic_data, "dev", shuffled(DEV, 1))
     found = wic(str(wic_data), quiet=True, **options)
-    assert found is not None
     for row in found.chosen:
         if row["protocol"] == "held_out":
             assert row["accuracy_low"] <= 0.5 <= row["accuracy_high"]
@@ -352,7 +345,6 @@ def test_sentences_that_are_in_dev_too_are_not_fitted_on(wic_data: Path, options
     first, second, *rest = TRAIN[0]
     write_wic(wic_data, "dev", [*DEV, ([*first[:-1], first[-1].upper()], second, *rest)])  # type: ignore[list-item]
     found = wic(str(wic_data), layer=0, transforms="whiten", quiet=True, **options)
-    assert found is not None
     fitted = json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["n_sentences_fitted_on"]
     assert fitted == len({tuple(words) for pair in TRAIN for words in pair[:2]}) - 2
 
@@ -393,7 +385,6 @@ def test_pairs_without_a_label_or_a_known_word_are_counted(
     assert after.wic == before.wic
     write_wic(wic_data, "dev", [*DEV, (["the", "☃"], ["a", "☃"], 1, True)])
     unknown = wic(str(wic_data), layer=0, transforms="none", max_length=8, **options)
-    assert unknown is not None
     assert "dev: 1 of " in (said := capsys.readouterr().err)
     assert "pairs have a word of which the model's vocabulary knows no piece; they count like the others" in said
     told = {name: counts["dev"] for name, counts in unknown.results.items() if name.endswith("_pairs")}

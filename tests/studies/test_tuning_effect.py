@@ -60,12 +60,10 @@ def planted(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Pat
 
 
 def measured(planted: dict[str, Any], name: str, tuned: Sequence[str], shuffled: Any, **options: Any) -> Result:
-    found = tuning_effect(
+    return tuning_effect(
         start=planted["start"], tuned=list(tuned), shuffled=shuffled, corpus=planted["corpus"], name=name,
         runs=str(planted["place"] / "runs"), **{"measures": QUICK, **USUAL, **options},
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +105,6 @@ def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str,
         model=planted["start"], against=planted["task"][1], corpus=planted["corpus"], parts=["change"],
         runs=str(planted["place"] / "others"), **USUAL,
     )  # fmt: skip
-    assert own is not None
     wanted = {
         (row["layer"], row["measure"]): row["value"]
         for row in own.change if row["of"] == "same" and row.get("head") is None and row["measure"] != "parameters"
@@ -147,7 +144,6 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
     )  # fmt: skip
     run = str(tmp_path / "runs" / "tuned")
     found = tuning_effect(run=run, sentences=150, name="changed", **usual)
-    assert found is not None
     assert found.results["n_seeds"] == {"pretrained": 2, "shuffled": 2}
     assert found.results["corpus"]["n_sentences"] == 150
     assert {row["measure"] for row in found.layer_changes} == set(MEASURES) - {"maps_as_published"}
@@ -158,7 +154,6 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_blo
     checkpoint = str(Path(run) / "checkpoints" / "shuffled-seed1-order0")
     for typed, name in ((run, "pretrained-seed0-order0"), (checkpoint, "shuffled-seed1-order0")):
         own = attention(run=typed, parts="change", **usual)  # which finds model, start and text by itself
-        assert own is not None
         assert (Path(own.config["model"]).name, own.config["against"]) == (name, str(one_block))
         assert {row["value"] for row in own.change if row["of"] == "same"} == {1.0, 0.0}  # of cosines and divergences
 

@@ -253,7 +253,6 @@ def test_a_file_gives_a_task_to_fit_rank_and_the_configuration(
     assert made.accuracy[0]["accuracy"] > made.accuracy[0]["majority_accuracy"]
     assert "/half.py" not in capsys.readouterr().out  # titles and conclusions have the class alone
     again = fit(**{**made.config, "name": "again", "quiet": True})
-    assert again is not None
     assert again.neurons == made.neurons
     ranked = rank(str(folder), method="anova", quiet=True, wandb=NO_WANDB)
     assert len(ranked.rankings["anova"]) == len(made.neurons)
@@ -284,7 +283,6 @@ def test_an_object_of_a_module_is_described_and_found_again() -> None:
 
 def test_labels_that_are_true_or_false_make_two_classes(bare: dict[str, Any]) -> None:
     made = fit(task=Long(), name="long", **bare)
-    assert made is not None
     assert made.results["classes"] == ["False", "True"]
     (row,) = made.accuracy
     assert row["accuracy"] > row["majority_accuracy"] + 0.05
@@ -449,9 +447,7 @@ def made(checkpoints: dict[str, Path], corpus: Path, runs: Path, **how: Any) -> 
         "model": str(checkpoints["bert"]), "corpus": str(corpus), "runs": str(runs), "task": "sentence_label",
         "layer": "0,2", "quiet": True, "wandb": NO_WANDB, **BARE,
     }  # fmt: skip
-    run = fit(**{**options, **how})
-    assert run is not None
-    return run
+    return fit(**{**options, **how})
 
 
 # --- labels ---

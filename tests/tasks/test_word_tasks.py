@@ -213,7 +213,6 @@ def test_labels_of_the_test_corpus_that_are_no_class_are_left_out(
         model=str(checkpoints["bert"]), corpus=str(bank), test_corpus=str(test), task="label", layer=1,
         runs=str(tmp_path), name="words", wandb=NO_WANDB, **BARE,
     )  # fmt: skip
-    assert made is not None
     assert made.accuracy[0]["n_test_tokens"] == 3
     said = "tokens are left out, 2 of the 5 in test: their labels (unheard-of) do not occur in training"
     assert said in capsys.readouterr().err
@@ -448,9 +447,7 @@ def made(checkpoints: dict[str, Path], corpus: Path, runs: Path, **how: Any) -> 
         "model": str(checkpoints["bert"]), "corpus": str(corpus), "runs": str(runs), "layer": "0,2", "quiet": True,
         "replicates": 0, "controls": "none", "evidence": "none", "wandb": NO_WANDB,
     }  # fmt: skip
-    run = fit(**{**options, **how})
-    assert run is not None
-    return run
+    return fit(**{**options, **how})
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,7 @@ USUAL: dict[str, Any] = {
 
 def ablated(place: Path, model: Path, corpus: Path, **options: Any) -> Result:
     own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
-    made = ablate(model=str(model), corpus=str(corpus), **own)
-    assert made is not None
-    return made
+    return ablate(model=str(model), corpus=str(corpus), **own)
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +184,12 @@ def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_on
 def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "name": "fitted", "runs": str(place / "runs")}
     made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 2], **options)
-    assert made is not None
     return made.folder
 
 
 @pytest.mark.slow
 def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path, tmp_path: Path) -> None:
     made = ablate(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
-    assert made is not None
     assert {row["layer"] for row in made.ablated} == {2}
     assert {row["unit"] for row in made.ablated} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
     (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]

@@ -65,14 +65,11 @@ def model(place: Path, sentences: list[str]) -> Path:
 def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "transform": "none", "name": "fitted", "runs": str(place / "runs")}
     made = fit(model=str(model), corpus=str(corpus_file), **options)
-    assert made is not None
     return made.folder
 
 
 def measured(place: Path, **options: Any) -> Result:
-    made = ablate(**{"runs": str(place / "runs"), **USUAL, **options})
-    assert made is not None
-    return made
+    return ablate(**{"runs": str(place / "runs"), **USUAL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -323,9 +320,7 @@ def options(room: Path, masked: Path, corpus_file: Path, pairs: Path) -> dict[st
 
 @pytest.fixture(scope="module")
 def masked_made(options: dict[str, Any]) -> Result:
-    found = ablate(**options, neurons=MASKED_PLANTED, name="planted")
-    assert found is not None
-    return found
+    return ablate(**options, neurons=MASKED_PLANTED, name="planted")
 
 
 def largest(made: Result) -> dict[str, Any]:
@@ -342,7 +337,6 @@ def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     assert row["random_p"] == row["matched_p"] == 0.05  # the least that 19 draws can give
     assert row["random"] < 0.3
     noise = ablate(**options, neurons=OTHERS, name="noise")
-    assert noise is not None
     of_noise = largest(noise)
     assert abs(of_noise["value"]) < 0.2
     assert min(of_noise["random_p"], of_noise["matched_p"]) > 0.1
@@ -373,7 +367,6 @@ def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
     assert "log odds carried, layer 3" in page
     assert load_run(masked_made.folder).neuron_interventions == masked_made.neuron_interventions
     again = ablate(**{**masked_made.config, **OF_WORDS, "name": "again"})
-    assert again is not None
     assert again.neuron_interventions == masked_made.neuron_interventions
 
 
@@ -384,10 +377,8 @@ def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
         model=str(masked), corpus=str(corpus_file), layer="1", transform="none", runs=str(room / "runs"),
         name="positions", **BARE, **OF_WORDS,
     )  # fmt: skip
-    assert of_run is not None
     own = {name: value for name, value in options.items() if name not in ("model", "corpus")}
     found = ablate(**{**own, "run": str(of_run.folder), "neurons": "ranked", "top": 2, "draws": 0, "name": "ranked"})
-    assert found is not None
     assert {row["readout"] for row in found.neuron_interventions} == {"words"}
 
 
@@ -425,12 +416,10 @@ LEAN: dict[str, Any] = {"neurons": "outliers", "definition": "argmin_share", "dr
 
 @pytest.fixture(scope="module")
 def outliers_made(place: Path, bent: Path, short_text: Path) -> Result:
-    found = ablate(
+    return ablate(
         str(bent), "1,2", corpus=str(short_text), runs=str(place / "runs"), name="a", wandb=WandbOptions("offline"),
         **LEAN,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.mark.numeric
@@ -487,7 +476,6 @@ def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
         str(folder), 2, corpus=str(short_text), runs=str(place / "runs"), wandb=WandbOptions("disabled"),
         **LEAN,
     )  # fmt: skip
-    assert found is not None
     assert {row["measure"] for row in found.interventions} == {"mlm_loss"}
     effects = [row for row in found.interventions if row["kind"] == "outliers"]
     assert [row["where"] for row in effects] == ["inside", "after"]

@@ -77,14 +77,11 @@ def corpus(place: Path, model: Path) -> Path:
 
 def fitted(place: Path, name: str, **options: Any) -> Path:
     made = fit(**{**BARE, **USUAL, "transform": "none", "name": name, "runs": str(place / "runs"), **options})
-    assert made is not None
     return made.folder
 
 
 def measured(place: Path, **options: Any) -> Result:
-    made = ablate(**{"runs": str(place / "runs"), **USUAL, **options})
-    assert made is not None
-    return made
+    return ablate(**{"runs": str(place / "runs"), **USUAL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +242,6 @@ def test_what_has_no_classes_is_refused(
         generator.standard_normal((300, 6)), generator.integers(2, size=300), name="arrays", runs=str(place / "runs"),
         **{**BARE, **USUAL},
     )  # fmt: skip
-    assert arrays is not None
     refused = {
         "its task sentence_label predicts numbers, and the readout task needs classes; give `--readouts position`": [
             "--neurons=ranked", f"--run={numbers}"
@@ -332,7 +328,6 @@ def test_planted_neurons_carry_what_the_other_sentence_says_and_others_do_not(
         str(one) for one in tables(made.neuron_interventions)[0].columns[0].cells
     )
     again = ablate(**{**made.config, "name": "exchanged-again", "quiet": True})
-    assert again is not None
     assert again.neuron_interventions == made.neuron_interventions
     assert "interchanged neurons" not in capsys.readouterr().err
 

@@ -93,9 +93,7 @@ def planted(place: Path, checkpoints: dict[str, Path]) -> Path:
 
 
 def ablated(place: Path, task: Path, **options: Any) -> Result:
-    made = ablate(readouts=f"tuned={task}", runs=str(place), **OPTIONS, **options)
-    assert made is not None
-    return made
+    return ablate(readouts=f"tuned={task}", runs=str(place), **OPTIONS, **options)
 
 
 @pytest.fixture(scope="module")
@@ -282,19 +280,15 @@ def sick(room: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(checkpoints: dict[str, Path], sick: Path, room: Path) -> Result:
-    made = finetune(
+    return finetune(
         model=str(checkpoints["bert"]), pairs=str(sick), task_args={"column": "entailment"}, runs=str(room / "bert"),
         tuning={**PAIR_TUNING, "epochs": 5}, **TUNED,
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 @pytest.fixture(scope="module")
 def pair_found(tuned: Result, room: Path) -> Result:
-    made = ablate(readouts=f"tuned={tuned.folder}", kinds="zero", runs=str(room), name="found", **PAIR_OPTIONS)
-    assert made is not None
-    return made
+    return ablate(readouts=f"tuned={tuned.folder}", kinds="zero", runs=str(room), name="found", **PAIR_OPTIONS)
 
 
 def plain_score(tuned: Result, sick: Path, without: tuple[int, int] | None = None) -> float:

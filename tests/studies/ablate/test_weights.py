@@ -201,7 +201,6 @@ def test_the_command_writes_the_table_and_goes_on(
         "figure_format": "png",
     }  # fmt: skip
     made = ablate(name="made", **options)
-    assert made is not None
     kept = {row["kept"] for row in made.quantised}
     assert {row["bits"] for row in made.quantised} == {4}
     assert {(row["rounded"], row["scale"]) for row in made.quantised if row["kept"] == "none"} == {
@@ -211,7 +210,6 @@ def test_the_command_writes_the_table_and_goes_on(
     assert any("4 bits" in line for line in made.conclusions())
     assert sum("numbers rounded" in str(table.title) for table in made.tables()) == 1
     again = ablate(name="again", **options)
-    assert again is not None
     assert (made.folder / "quantised.csv").read_bytes() == (again.folder / "quantised.csv").read_bytes()
     assert len(load_run(made.folder).quantised) == len(made.quantised)
 

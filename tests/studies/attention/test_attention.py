@@ -63,9 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Pat
 
 def survey(place: Path, model: Path, **options: Any) -> Result:
     usual = {"corpus": str(place / "bank.conllu"), "runs": str(place / "runs"), "quiet": True, "trainer": CPU}
-    made = attention(model=str(model), **{**usual, "wandb": WandbOptions("disabled"), **options})
-    assert made is not None
-    return made
+    return attention(model=str(model), **{**usual, "wandb": WandbOptions("disabled"), **options})
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +162,6 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Result, place: 
     assert results["n_sentences"] == 40
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = attention(**{**config, "wandb": WandbOptions("disabled"), "name": "again"})
-    assert again is not None
     assert all(known(getattr(again, name)) == known(getattr(made, name)) for name in USUAL_TABLES)
 
 
@@ -386,7 +383,6 @@ def test_pairs_have_blocks_and_no_parts_of_a_treebank(
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     other = {"cache": str(pairs_place / "other"), "name": "again", "parts": "classes", "batch_tokens": 100}
     again = attention(**{**config, **other, "wandb": WandbOptions("disabled")})
-    assert again is not None
     for row, same in zip(again.attention_classes, made.attention_classes, strict=True):
         assert row == {
             name: pytest.approx(value, abs=1e-6, nan_ok=True) if isinstance(value, float) else value
@@ -395,7 +391,6 @@ def test_pairs_have_blocks_and_no_parts_of_a_treebank(
     # The same words as single sentences have no blocks, and nothing of the pairs is taken for theirs.
     single = {"pairs": None, "corpus": str(pairs_place / "plain.txt"), "parts": "classes", "max_length": 40}
     text = attention(**options(pairs_place, checkpoints["bert"], **single))
-    assert text is not None
     assert all("b" not in row for row in text.attention_classes)
     assert {row["class"] for row in text.attention_classes if row["layer"] == "all"} == {
         row["class"] for row in made.attention_classes if row["layer"] == "all"
@@ -405,7 +400,6 @@ def test_pairs_have_blocks_and_no_parts_of_a_treebank(
 def test_role_links_have_sentences_of_their_own(pairs_place: Path, checkpoints: dict[str, Path]) -> None:
     roles = str(pairs_place / "roles.tsv")
     made = attention(**options(pairs_place, checkpoints["bert"], parts="classes,roles", roles=roles, name="roles"))
-    assert made is not None
     assert made.roles
     assert "b" in made.attention_classes[0]
 
@@ -460,7 +454,6 @@ def roles_options(place: Path, model: Path) -> dict[str, Any]:
 
 def test_links_of_a_file_are_followed_in_both_directions(roles_place: Path, checkpoints: dict[str, Path]) -> None:
     made = attention(**roles_options(roles_place, checkpoints["bert"]), roles=str(roles_place / "roles.tsv"), layer=2)
-    assert made is not None
     assert {(row["query"], row["layer"], row["head"]) for row in made.roles} == {
         (query, 2, head) for query in ("predicate", "filler") for head in (1, 2)
     }
@@ -521,9 +514,7 @@ def parsed_place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str])
 def parsed_survey(place: Path, model: Path, **options: Any) -> Result:
     usual = {"corpus": str(place / "train.conllu"), "runs": str(place / "runs"), "quiet": True}
     usual |= {"trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled")}
-    made = attention(model=str(model), **{**usual, **options})
-    assert made is not None
-    return made
+    return attention(model=str(model), **{**usual, **options})
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

@@ -67,17 +67,13 @@ def make_position_head(folder: Path) -> None:
 
 def fitted(model: Path, corpus: Path, runs: Path, **options: Any) -> Run:
     usual = {"corpus": str(corpus), "runs": str(runs), "quiet": True, "trainer": CPU, "name": "A", "layer": "all"}
-    made = fit(model=str(model), **{**BARE, **usual, "wandb": WandbOptions("disabled"), **options})
-    assert made is not None
-    return made
+    return fit(model=str(model), **{**BARE, **usual, "wandb": WandbOptions("disabled"), **options})
 
 
 def survey(run: Run, **options: Any) -> Result:
     usual = {"corpus": run.config["corpus"], "runs": str(run.folder.parent), "quiet": True, "trainer": CPU}
     usual |= {"model": run.config["model"], "run": str(run.folder), "parts": PARTS}
-    made = attention(**{**usual, "wandb": WandbOptions("disabled"), **options})
-    assert made is not None
-    return made
+    return attention(**{**usual, "wandb": WandbOptions("disabled"), **options})
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +245,7 @@ def pair(tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]) 
 def compared(pair: tuple[Any, Any], tmp_path: Path, **options: Any) -> Result:
     usual = {"corpus": str(tmp_path / "plain.txt"), "runs": str(tmp_path / "runs"), "quiet": True, "trainer": CPU}
     usual |= {"parts": "change", "wandb": WandbOptions("disabled")}
-    made = attention(model=pair[0], against=pair[1], **{**usual, **options})
-    assert made is not None
-    return made
+    return attention(model=pair[0], against=pair[1], **{**usual, **options})
 
 
 def values(made: Result, measure: str, of: str = "same") -> dict[tuple[int, int | None], float]:

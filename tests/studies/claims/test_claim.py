@@ -339,7 +339,6 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     def make(_: str, options: Mapping[str, Any]) -> Path:
         own: dict[str, Any] = {"runs": str(tmp_path), "quiet": True, "wandb": {"mode": "disabled"}}
         found = geometry(**options, **own, cache=str(tmp_path / "cache"))
-        assert found is not None
         return found.folder
 
     made, _ = carry_out(planned, make, load_run, lambda line: None)

@@ -30,8 +30,7 @@ CLAIMS = "1-5,19,34-37,52"
 def place(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs with one table of claims."""
     folder = tmp_path_factory.mktemp("reproduce") / "runs"
-    made = reproduce(**options(checkpoints, corpus_file, folder), name="first")
-    assert made is not None
+    reproduce(**options(checkpoints, corpus_file, folder), name="first")
     return folder
 
 
@@ -103,14 +102,12 @@ def test_finished_runs_are_taken_and_what_a_killed_command_left_is_made(
     assert whole == before
     capsys.readouterr()
     made = reproduce(**{**with_other, "quiet": False})
-    assert made is not None
     said = capsys.readouterr().err
     assert said.count(": read from ") == 1
     assert "run 1 of 1: python -m probing geometry " in said
     (row,) = (row for row in made.claims if row["id"] == 52 and row["verdict"] == "analogue")
     assert abs(row["measured"]) < 1
     again = reproduce(**with_other)
-    assert again is not None
     assert again.results["runs"] == made.results["runs"]
     assert [row for row in again.claims if row["id"] == 52] == [row for row in made.claims if row["id"] == 52]
 
@@ -134,7 +131,6 @@ def test_a_folder_may_hold_a_model_of_the_paper_which_then_has_a_verdict(
     """That a tiny model is not BERT is the user's to know; its width says it where neurons are named."""
     named = f"bert={checkpoints['bert']}"
     made = reproduce(**options(checkpoints, corpus_file, place, models=named, claims="1,34"))
-    assert made is not None
     rows = {(row["id"], row["model"]): row for row in made.claims}
     assert set(rows) == {(1, "bert"), (34, "bert"), (34, "roberta")}
     assert rows[34, "bert"]["verdict"] in ("confirmed", "not confirmed")
@@ -156,7 +152,6 @@ def test_sentences_with_labels_are_read_for_the_claim_on_them(
     asked = options(checkpoints, corpus_file, tmp_path / "runs", claims="47", labels=str(labels), quiet=False)
     for made_or_read in ("run 1 of 1", ": read from "):
         found = reproduce(**asked)
-        assert found is not None
         assert made_or_read in capsys.readouterr().err
         (row,) = (row for row in found.claims if row["model"] not in ("bert", "roberta"))
         # None of 16 neurons can be beyond 5 standard deviations of all.
@@ -210,14 +205,12 @@ PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]
 
 
 def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Result:
-    found = reproduce(
+    return reproduce(
         **{
             "paper": "kovaleva2019", "models": str(model), "claims": "1,2,6,7", "corpus": str(corpus),
             "runs": str(folder), "wandb": NO_WANDB, **others,
         }
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.mark.slow
@@ -293,11 +286,9 @@ def model(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Pat
 
 
 def bertology_made(model: str, corpus: Path, runs: Path, claims: str, **others: Any) -> Result:
-    found = reproduce(
+    return reproduce(
         "bertology", models=model, claims=claims, corpus=str(corpus), runs=str(runs), wandb=NO_WANDB, **others
     )
-    assert found is not None
-    return found
 
 
 def of(found: Result, model: str) -> dict[int, dict[str, Any]]:
@@ -374,7 +365,6 @@ def tuned_made(
     paper: str, model: Path, runs: Path, claims: str, **options: Any
 ) -> tuple[Result, dict[int, dict[str, Any]]]:
     found = reproduce(paper, models=str(model), claims=claims, runs=str(runs), wandb=NO_WANDB, **options)
-    assert found is not None
     return found, {row["id"]: row for row in found.claims if row["model"] == str(model)}
 
 

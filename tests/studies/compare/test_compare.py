@@ -440,7 +440,6 @@ def made(checkpoints: dict[str, Path], one_block: Path, place: Path) -> Callable
     def made_of(name: str) -> Result:
         if name not in done:
             found = finetune(name=name, **{**usual, **asked[name]})
-            assert found is not None
             done[name] = found
         return done[name]
 

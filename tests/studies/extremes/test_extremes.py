@@ -76,12 +76,10 @@ def made(place: Path, short_text: Path, sentences: list[str]) -> Result:
         for linear in (heads.query, heads.key):
             linear.weight[:, PLANTED] = 3 * torch.randn(48)
     model.save_pretrained(folder)
-    found = extremes(
+    return extremes(
         str(folder), corpus=str(short_text), runs=str(place / "runs"), name="g", quiet=True,
         wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def test_large_values_are_found_in_their_layer_and_outliers_held_where_blocks_read_them(made: Result) -> None:
@@ -497,7 +495,6 @@ def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     made = extremes(
         str(checkpoints["bert"]), name="g", corpus=str(text), runs=str(tmp_path), wandb=WandbOptions("disabled")
     )  # fmt: skip
-    assert made is not None
     assert "norms of what heads add are left out" in capsys.readouterr().err
     assert {"mass", "uniform", "share"} <= set(made.sinks[0])
     assert not {"norm_mass", "added", "value_ratio", "of_stream"} & {name for row in made.sinks for name in row}

@@ -329,13 +329,11 @@ def lower_made(model: Path, runs: Path, **tuning: Any) -> Result:
     text.parent.mkdir(exist_ok=True)
     rows = "".join(f"{one},{'yes' if one.startswith('probe') else 'no'}\n" for one in WORDS)
     text.write_text(f"text,label\n{rows}", encoding="utf-8")
-    found = finetune(
+    return finetune(
         model=str(model), corpus=str(text), runs=str(runs), name="made", seeds=1, orders=1, starts="pretrained,random",
         tuning={"learning_rate": 3e-3, "epochs": 3, "batch_tokens": 100, **tuning}, quiet=True,
         wandb={"mode": "disabled"},
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def states(folder: Path, model: Path | None = None) -> dict[int, Any]:

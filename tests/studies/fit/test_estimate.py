@@ -340,9 +340,7 @@ def fitted(folder: Path, checkpoint: Path, sentences: list[str], bias: bool, **o
         "probe": probing.ProbeOptions(l2=1e-3, bias=bias), "evidence": "none", "controls": "shuffled",
     }  # fmt: skip
     chosen = {**usual, **options}
-    made = probing.fit(model=str(checkpoint), corpus=sentences, runs=str(folder), **chosen)  # type: ignore[arg-type]
-    assert made is not None
-    return made
+    return probing.fit(model=str(checkpoint), corpus=sentences, runs=str(folder), **chosen)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -368,7 +366,6 @@ def test_rankings_with_and_without_it_are_compared(made: dict[bool, probing.Run]
         [made[False], made[True]], quiet=True, runs=str(made[True].folder.parent), null_draws=2,
         wandb=probing.WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     same = [row for row in found.agreement if row["layer_a"] == row["layer_b"] and row["statistic"] == "overlap"]
     assert [row["value"] >= 0.5 for row in same] == [True, True]
 

@@ -68,29 +68,23 @@ def corpus(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 @rendered()
 def run(checkpoints: dict[str, Path], corpus: Path, place: Path) -> Run:
-    made = fit(
+    return fit(
         model=str(checkpoints["bert"]), corpus=str(corpus), runs=str(place), name="main", quiet=True, wandb=NO_WANDB,
         task_args={"min_count": 5}, **BARE,
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 @pytest.fixture(scope="module")
 def chosen(run: Run) -> Run:
     """As `run`, but with a penalty that is chosen, and tracked offline."""
-    made = fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "chosen"})
-    assert made is not None
-    return made
+    return fit(**{**run.config, "probe": ProbeOptions(), "wandb": WandbOptions(mode="offline"), "name": "chosen"})
 
 
 def again(run: Run, **options: Any) -> Run:
     """Fit as `run` did, but for some options."""
     config = {**run.config, **options}
     probe = config["probe"] if isinstance(config["probe"], ProbeOptions) else ProbeOptions(**config["probe"])
-    made = fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": options.get("quiet", True)})
-    assert made is not None
-    return made
+    return fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": options.get("quiet", True)})
 
 
 def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
@@ -293,7 +287,6 @@ def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
 def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "verbose": True, "name": "short"}
     made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
-    assert made is not None
     assert made.results["layers"][0]["converged"] is False
     printed = capsys.readouterr().out
     assert "stopped short" in printed
@@ -488,7 +481,6 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
         model=str(checkpoints["bert"]), corpus=str(tmp_path / "noise.tsv"), task="label", runs=str(tmp_path / "runs"),
         name="noise", layer=2, wandb=NO_WANDB, task_args={"min_count": 5}, verbose=True, **BARE,
     )  # fmt: skip
-    assert made is not None
     (row,) = made.accuracy
     assert row["flag"] == "uninformative"
     assert row["information_low"] <= 0
@@ -538,7 +530,6 @@ def test_neurons_are_also_compared_with_the_token_held_fixed(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 1], runs=str(tmp_path), control_for="token",
         task_args={"min_count": 5}, wandb=NO_WANDB, verbose=True, **{**BARE, "controls": "token"},
     )  # fmt: skip
-    assert made is not None
     for row in made.accuracy:
         assert row["above_covariate_low"] <= row["accuracy"] - row["covariate_accuracy"] <= row["above_covariate_high"]
     assert 0 < made.results["covariate"]["n_tokens"] <= made.accuracy[0]["n_train_tokens"]

@@ -55,7 +55,6 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, place: Path) -> Callab
                 model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(place), name=site, quiet=True,
                 site=site, layer="2,3", wandb=NO_WANDB, **options,
             )  # fmt: skip
-            assert run is not None
             found[site] = run
         return found[site]
 
@@ -120,7 +119,6 @@ def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, si
         "\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:100]), encoding="utf-8"
     )
     run = fit(corpus=str(few), runs=str(tmp_path), site=site, layer=3, quiet=True, wandb=NO_WANDB, **BARE)
-    assert run is not None
     assert len(run.neurons) == {"mlp": 1536, "attention": 384}[site]
     assert {row.get("head") for row in run.neurons} == ({None} if site == "mlp" else set(range(1, 13)))
     check_against_the_model(run, resolve_model("minilm").folder, few, 3, site)
@@ -156,7 +154,6 @@ def test_a_unit_planted_in_the_mlp_is_ranked_first(
         model=str(folder), corpus=str(long_corpus_file), runs=str(tmp_path), site="mlp", layer=1, quiet=True,
         wandb=NO_WANDB, **BARE,
     )  # fmt: skip
-    assert run is not None
     first, *others = run.top(1, 32)
     assert first["neuron"] == unit
     assert first["eta_squared"] > 10 * max(row["eta_squared"] for row in others)
@@ -300,7 +297,6 @@ def test_controls_and_random_weights_follow_the_site(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), site="mlp", layer=3, quiet=True,
         wandb=NO_WANDB, **options,
     )  # fmt: skip
-    assert run is not None
     found = [entry.store for entry in entries(tmp_path / "cache")]
     keys = [store.plan.key for store in found if store]
     assert len(keys) == 3
@@ -371,12 +367,10 @@ def dictionary(checkpoints: dict[str, Path], corpus_file: Path, features_place: 
 
 
 def fitted(checkpoints: dict[str, Path], corpus: Path, place: Path, site: str, **options: Any) -> Run:
-    run = fit(**{
+    return fit(**{
         **BARE, "model": str(checkpoints["bert"]), "corpus": str(corpus), "runs": str(place), "quiet": True,
         "site": site, "wandb": NO_WANDB, "cache": str(place / "cache"), "layer": "all", **options,
     })  # fmt: skip
-    assert run is not None
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -542,7 +536,6 @@ def test_a_norm_between_the_hook_and_the_hidden_state_is_seen(
                 fit(site=f"sae:{folder}", layer="all", quiet=True, wandb=NO_WANDB, **options)
         else:
             run = fit(site=f"sae:{folder}", layer="all", quiet=True, wandb=NO_WANDB, name=family, **options)
-            assert run is not None
             assert run.layers == [1 if family == "gpt2" else n_layers]
 
 

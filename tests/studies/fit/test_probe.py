@@ -54,7 +54,6 @@ def test_the_activations_of_a_run_give_its_tables(
         model=str(checkpoints["bert"]), corpus=str(corpus_file), layer=[0, 2], runs=str(tmp_path), quiet=True,
         controls="none", wandb=WandbOptions(mode="disabled"), **options,
     )  # fmt: skip
-    assert made is not None
     data = ActivationDataModule.from_text(
         str(checkpoints["bert"]), str(corpus_file), [0, 2], cache=cache_folder(None, str(tmp_path))
     )

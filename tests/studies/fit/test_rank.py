@@ -69,7 +69,6 @@ def planted(checkpoints: dict[str, Path], options: dict[str, Any]) -> Path:
     model = plant(checkpoints["bert"], Path(options["runs"]).parent / f"{Path(options['runs']).name}-planted")
     how = {**options, "probe": {"l2": 1e-4}}
     made = fit(model=str(model), layer=0, name="planted", task_args={"max_position": 30}, **how)
-    assert made is not None
     return made.folder
 
 
@@ -77,7 +76,6 @@ def planted(checkpoints: dict[str, Path], options: dict[str, Any]) -> Path:
 def plain(checkpoints: dict[str, Path], options: dict[str, Any]) -> Path:
     """A run on all layers of a tiny BERT."""
     made = fit(model=str(checkpoints["bert"]), name="plain", **options)
-    assert made is not None
     return made.folder
 
 
@@ -136,7 +134,6 @@ def test_rankings_are_compared_with_directions_and_contributions_as_the_run_has_
 ) -> None:
     how = {**options, "evidence": "all", "quiet": True}
     made = fit(model=str(checkpoints["bert"]), name="beside", layer=[1, 3], **how)
-    assert made is not None
     methods = ["contribution", "contribution_centred", "weight", "weight_mass", "anova"]
     ranked = rank(str(made.folder), method=methods, quiet=True, wandb=NO_WANDB)
     compared = [name for name in methods if name != "weight_mass"]

@@ -198,7 +198,6 @@ def test_wandb_has_the_tables_and_figures(made: Result) -> None:
 def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Result) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = geometry(**{**config, "name": "again", "layer": "2,3", "wandb": WandbOptions("disabled")})
-    assert again is not None
     for name in ("geometry", "outliers", "dimensions", "explained"):
         rows = [row for row in getattr(made, name) if row["layer"] == 3]
         assert [row for row in getattr(again, name) if row["layer"] == 3] == rows != []
@@ -227,7 +226,6 @@ def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Pat
         transforms="clip,whiten", clip_to="mean", whitening="zca", components=20, special_tokens="include",
         definition="argmin_share", draws=3, wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     assert {row["transform"] for row in found.geometry} == {"none", "clip", "clip_random", "whiten"}
     assert {row["layer"] for row in found.geometry} == {1, 3}
     assert not [row for row in found.geometry if row["measure"] == "distance_ratio"]  # 1 and 3 are no neighbours
@@ -252,7 +250,6 @@ def test_transforms_fitted_on_other_text_are_applied_to_the_corpus(
         model=str(bent), corpus=str(corpus_file), fit_corpus=str(other), runs=str(place / "runs"), name="other",
         quiet=True, layer=2, wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     # Centred and whitened for other text, what is measured is so nearly.
     centred = value(found, 2, "center", "mean_energy_share")["value"]
     assert 1e-7 < centred < 0.1
@@ -268,7 +265,6 @@ def test_the_built_in_models_outliers_bend_its_space_and_other_neurons_do_not(tm
         corpus=str(tmp_path / "some.txt"), runs=str(tmp_path / "runs"), cache=str(tmp_path / "cache"), quiet=True,
         transforms="clip,whiten", wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     clipped = {
         layer for layer in range(7) if any(r["transform"] == "clip" for r in found.geometry if r["layer"] == layer)
     }
@@ -288,7 +284,6 @@ def test_none_found_is_a_result(checkpoints: dict[str, Path], corpus_file: Path,
         model=str(checkpoints["t5"]), corpus=str(corpus_file), runs=str(place / "runs"), name="t5", layer="0,2",
         wandb=WandbOptions("disabled"),
     )  # fmt: skip
-    assert found is not None
     out, err = capsys.readouterr()
     assert "Outlier dimensions: layer 0: none; layer 2: none." in out
     assert "has no position table, LayerNorm bias in the width of its hidden states: not applicable" in err
@@ -351,13 +346,11 @@ def test_a_full_disk_leaves_nothing(
 
 @pytest.fixture(scope="module")
 def clipped_fit(bent: Path, corpus_file: Path, place: Path) -> Run:
-    made = fit(
+    return fit(
         model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="fit", layer="0,2", transform="clip",
         replicates=0, controls="untrained", evidence="none", quiet=True, wandb=WandbOptions("disabled"),
         probe=ProbeOptions(l2=1e-4, tolerance=1e-3),
     )  # fmt: skip
-    assert made is not None
-    return made
 
 
 @pytest.mark.slow

@@ -660,12 +660,10 @@ N_SENTENCES = 60
 
 def geometry_of(model: Path, place: Path, **options: Any) -> Result:
     """Measure layers 1 and 2 without what costs most."""
-    found = geometry(
+    return geometry(
         str(model), "1,2", runs=str(place / "runs"), transforms="none", definition="argmin_share", quiet=True,
         wandb=WandbOptions("offline"), **options,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -434,18 +434,15 @@ def model(place: Path, sentences: list[str]) -> Path:
 def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     options = {**BARE, **USUAL, "transform": "none", "layer": "0,1", "wandb": WandbOptions("disabled")}
     made = fit(model=str(model), corpus=str(corpus_file), name="fitted", runs=str(place / "runs"), **options)
-    assert made is not None
     return made.folder
 
 
 @pytest.fixture(scope="module")
 def made(place: Path, fitted: Path) -> Result:
-    found = position(
+    return position(
         run=str(fitted), runs=str(place / "runs"), name="made",
         wandb=WandbOptions("offline"), **USUAL,
     )  # fmt: skip
-    assert found is not None
-    return found
 
 
 def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None:
@@ -525,6 +522,5 @@ def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, cor
         model=str(model), corpus=str(corpus_file), layer=1, runs=str(place / "runs"), name="one",
         wandb=WandbOptions("disabled"), **{**USUAL, "figure_format": "png,pdf"},
     )  # fmt: skip
-    assert found is not None
     assert {path.suffix for path in (found.folder / "figures").glob("position_curves.*")} == {".png", ".pdf"}
     assert "of the variance in layer 1" in " ".join(found.conclusions())

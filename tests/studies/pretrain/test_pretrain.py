@@ -53,9 +53,7 @@ ARGS = [
 
 
 def pretrained(place: Path, corpus: Path, **options: Any) -> Result:
-    made = pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
-    assert made is not None
-    return made
+    return pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +108,6 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: P
         model=str(checkpoint), corpus=str(corpus_file), layer=1, runs=str(place), quiet=True,
         wandb=WandbOptions("disabled"), **BARE,
     )  # fmt: skip
-    assert fitted is not None
     assert fitted.accuracy[0]["accuracy"] < 0.5
 
 

@@ -426,7 +426,6 @@ def test_the_metric_of_a_sweep_file_is_one_that_its_trials_log(
     if "trainer.max_epochs" in first:
         first["trainer.max_epochs"] = 7
     made = fit(**parse("fit", fit, as_an_agent_types(first)))
-    assert made is not None
     (run,) = read_offline_runs(made.folder)
     metric = sweep["metric"]["name"].replace("layer_06", "layer_02")
     logged = [row[metric] for row in run.rows(metric)]
