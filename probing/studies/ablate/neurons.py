@@ -289,10 +289,6 @@ def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: 
     return NeuronTables(interventions, draws, work.text, work.part, heads, read, erased)
 
 
-def _is_moved(kinds: Sequence[NeuronReplacement]) -> bool:
-    return "translate" in kinds
-
-
 def _together(kinds: Sequence[NeuronReplacement]) -> list[list[NeuronReplacement]]:
     """Group the kinds whose passes have the same readouts: `translate` also reads the target classes."""
     groups: list[list[NeuronReplacement]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
@@ -384,7 +380,7 @@ class _NeuronPasses(InterventionTexts):
         """Return all readouts of a text that share passes with the classes of a task."""
         classes = self.probed(name)
         reads: list[Any] = [classes.readout(text)]
-        if _is_moved(kinds) and name == self.erased_classes.name:
+        if "translate" in kinds and name == self.erased_classes.name:
             reads.append(classes.translated(text))
         if name == POSITION and self.heads is not None:
             of = self.heads
@@ -434,7 +430,7 @@ class _NeuronPasses(InterventionTexts):
 
     def of_probes(self, name: str, kinds: Sequence[NeuronReplacement]) -> list[_Part]:
         """Read `position` or `task`, by frozen and by retrained probes, and position heads with positions."""
-        classes, is_moved = self.probed(name), _is_moved(kinds)
+        classes, is_moved = self.probed(name), "translate" in kinds
         chosen = self.chosen(kinds)
         drawn = self.drawn(chosen)
         again = self.again(chosen, drawn)
@@ -470,7 +466,7 @@ class _NeuronPasses(InterventionTexts):
         key = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
         chosen = self.chosen(kinds)
         sets = [*chosen, *self.drawn(chosen)]
-        moved = self.part if _is_moved(kinds) else None
+        moved = self.part if "translate" in kinds else None
         with self._opened("neurons", key, len(sets)) as store:
             what = f"neurons, {readout.name}"
             results = self._run(store, 1, sets, what, self.passes(readout.text, moved), [readout])

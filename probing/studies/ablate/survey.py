@@ -281,11 +281,12 @@ class _ReadoutPasses(InterventionTexts):
         strongest: Sequence[AblationJob],
         classes: ProbedClasses,
     ) -> dict[AblationJob, Any]:
-        parts = [classes.labelled(passes, passes.text) for passes in (self._passes_over(self.train), self.passes)]
+        train = classes.labelled(self._passes_over(self.train), self.train)
+        text = classes.labelled(self.passes, self.text)
 
         def again(job: AblationJob) -> Tensor:
             layers = [layer for layer in classes.weight if layer >= job.block]
-            return retrained(*parts, classes.classes, job, classes.task.training(), layers)
+            return retrained(train, text, classes.classes, job, classes.task.training(), layers)
 
         blocks = {job.block for job in strongest}
         jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]

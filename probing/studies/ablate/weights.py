@@ -407,10 +407,11 @@ class Cumulative:
         for index, heads in enumerate((heads for of_order in gone for heads in of_order), start=1 + len(at)):
             first.setdefault(heads, index)
         passes = Forward(self.readers, reported_on.text, self.batch_tokens)
-        how = {"stands": self.stands, "d_head": self.readers.model.heads.d_head, "below": self.blocks[0] - 1}
+        d_head, below = self.readers.model.heads.d_head, self.blocks[0] - 1
+        change = partial(joint_change, stands=self.stands, d_head=d_head, below=below)
         files = {index: heads for heads, index in first.items()}
         what = f"{self.units} ablated together, {reported_on.name}"
-        sums = run_last_layer(passes, partial(joint_change, **how), reported_on, files, store, what)
+        sums = run_last_layer(passes, change, reported_on, files, store, what)
         curves = [
             PruningCurve(name, draw, order, at, np.stack([sums[heads] for heads in of_order]))
             for (name, draw, order), of_order in zip(orders, gone, strict=True)

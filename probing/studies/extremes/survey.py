@@ -26,9 +26,10 @@ from probing.heads.accumulation import (
 )
 from probing.heads.measures import Means, SentenceDraws, attention_by_type, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
+from probing.interventions.passes import Rows
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
-from probing.models.attention_heads import QueryKey, find_query_keys
+from probing.models.attention_heads import find_query_keys
 from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import counted, stage
 from probing.runtime.trainer import to_float64
@@ -54,7 +55,6 @@ from probing.text.tokens import Tokens
 # Values of hidden states that are far larger than others, by three definitions, streamed layer by layer.
 # --------------------------------------------------------------------------------------------------------------------
 
-Rows = list[dict[str, Any]]
 Shards = Callable[[], Iterator[tuple[slice, Tensor]]]
 # TokenKinds of fewer tokens say nothing of where a neuron is large.
 LEAST_TOKENS = 10
@@ -502,7 +502,10 @@ def _fixed_outlier_rows(
         return []
     sample, mass = _sample(attentions, store.tokens, seed)
     try:
-        query_keys = _query_keys(attentions, int(np.bincount(sample.sentences).max()))
+        encoder, pad_token_id = load(attentions.request)
+        anatomy = examine(encoder, pad_token_id, attentions.request.source.name)
+        longest = int(np.bincount(sample.sentences).max())
+        query_keys = find_query_keys(encoder, anatomy, attentions.reader.heads, pad_token_id, longest)
     except UserError as error:
         source.say(f"no outliers are fixed in queries and keys of {source.model.name}: {as_clause(error)}")
         return []
@@ -530,9 +533,3 @@ def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Attentio
     # The first type that `attention_by_type` sums is that of all special tokens.
     mass = store.by_sentence("mass")[chosen, ..., 0].sum(0).numpy() / drawn.n_tokens
     return AttentionSample(rows.astype(np.int64), drawn.sentences.astype(np.int64), special, is_causal), mass
-
-
-def _query_keys(attentions: Attentions, longest: int) -> list[QueryKey]:
-    encoder, pad_token_id = load(attentions.request)
-    anatomy = examine(encoder, pad_token_id, attentions.request.source.name)
-    return find_query_keys(encoder, anatomy, attentions.reader.heads, pad_token_id, longest)

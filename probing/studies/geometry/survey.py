@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from probing.activations import ActivationStore
 from probing.data.examples import HiddenStateSource
 from probing.data.labelling import origin
+from probing.interventions.passes import Rows
 from probing.models.anatomy import examine
 from probing.models.residual_stream import Parameters, find_parameters
 from probing.probes import transforms
@@ -307,7 +308,6 @@ def _ranks_of(values: Any) -> Any:
 # The survey of all layers.
 # --------------------------------------------------------------------------------------------------------------------
 
-Rows = list[dict[str, Any]]
 
 TABLES = "geometry", "outliers", "dimensions", "parameters", "explained", "first_token"
 

@@ -240,7 +240,7 @@ class Concentration:
     @property
     def p_value(self) -> float:
         """Share of the rotations, and of the neurons, of which at most as many have half."""
-        return rank_p(-self.half, -self.half_rotated)
+        return rank_p(-self.half, -self.half_rotated.astype(np.float64))
 
 
 def concentration(
