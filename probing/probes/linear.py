@@ -74,11 +74,18 @@ class FullPasses:
 
     def __init__(self, probe: LinearProbe, tolerance: float) -> None:
         self.probe, self.tolerance = probe, tolerance
+        self.solvers: dict[int, Solver] = {}
+        # Preconditioners that are the same at every point, of problems without an l1 penalty.
+        self.constant: dict[int, ClassCurvature] = {}
+        self.solutions: dict[int, Solution] = {}
+        self.midway = MidwayCurvature(len(probe.problems), tolerance)
         self.workspace = Workspace()
         self.first_objectives: dict[int, float] = {}
-        # What the last pass found.
+        # What the last pass found, and the points for the next pass. Until the next pass begins, the probe keeps the
+        # weights of the last pass, so that validation and checkpoints use weights that match the logged values.
         self.evaluations: dict[int, Evaluation] = {}
         self.curves: dict[str, float] = {}
+        self.requested: dict[int, Tensor] = {}
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the optimiser that lets the solver of each problem step."""
@@ -87,13 +94,7 @@ class FullPasses:
     def begin(self) -> None:
         """Set up a solver for each problem, preconditioned by the problem's curvature or its layer's second moment."""
         probe = self.probe
-        self.solvers: dict[int, Solver] = {}
-        self.solutions: dict[int, Solution] = {}
-        # Preconditioners that are the same at every point, of problems without an l1 penalty.
-        self.constant: dict[int, ClassCurvature] = {}
-        # The points for the next pass. Until it begins, the probe keeps the weights of the last pass, so that
-        # validation and checkpoints use weights that match the logged values.
-        self.requested: dict[int, Tensor] = {}
+        self.solvers, self.solutions, self.requested, self.constant = {}, {}, {}, {}
         self.midway = MidwayCurvature(len(probe.problems), self.tolerance)
         for layer_index, group in probe.by_layer().items():
             scaling = Scaling(probe.moments[layer_index], probe.penalty_space)
