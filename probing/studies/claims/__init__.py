@@ -394,10 +394,7 @@ def reproduce(options: ReproduceOptions) -> Result | None:
     from probing.studies.claims.measures import MEASURES
     from probing.studies.claims.planning import UserInputs, split_models
 
-    paper = _checked(
-        options.paper, options.corpus, options.other_corpus, options.third_corpus, options.labels, options.pairs,
-        options.roles,
-    )  # fmt: skip
+    paper = _checked(options.paper, options.corpus, *(getattr(options, name) for name in DATA))
     selected = chosen_claims(options.claims, of := read_paper(paper, MEASURES))
     call = Call.of(study_of("reproduce"), options)
     call, config = replace(call, wandb=replace(call.wandb, group=call.wandb.group or paper)), call.config

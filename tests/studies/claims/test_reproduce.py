@@ -95,7 +95,7 @@ def test_finished_runs_are_taken_and_what_a_killed_command_left_is_made(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(geometry_module, "_run", interrupted)
+        patch.setattr(geometry_module, "_plan", interrupted)
         with pytest.raises(KeyboardInterrupt, match="the same command goes on with the others"):
             reproduce(**with_other)
     whole = {path.name for path in runs.iterdir() if path.suffix != ".partial"}
@@ -173,6 +173,7 @@ def test_models_of_the_paper_that_cannot_be_reached_are_no_error(place: Path, co
         (["luo2021", "--models", "minilm,minilm"], "minilm is there twice"),
         (["luo2021", "--corpus", "no.txt"], "no.txt"),
         (["luo2021", "--corpus", "-"], "standard input can be read only once"),
+        (["bertology", "--facts", "-"], "standard input can be read only once"),
         (["luo2021", "kovaleva2019"], "takes one paper"),
     ],
 )
