@@ -127,7 +127,7 @@ class NotPostNorm(Exception):
 
 
 @torch.inference_mode()
-def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> list[PostNormBlock]:
+def find_blocks(encoder: nn.Module, pad_token_id: int = 0) -> list[PostNormBlock]:
     """Return the parts of each block of an encoder in evaluation mode and float32; `NotPostNorm` if it is not post-LN.
 
     The attention implementation is set to `eager`, the only one that returns attention matrices, and stays so.

@@ -557,7 +557,7 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
         raise UserError(f"{refused}what the blocks of {name} return cannot be told; give another dictionary or model.")
     if (layout.hook or "").endswith("hook_resid_post"):
         try:
-            find_blocks(encoder, anatomy, pad_token_id)
+            find_blocks(encoder, pad_token_id)
         except NotPostNorm:
             pass
         else:

@@ -398,7 +398,7 @@ PARTS = {
 def test_the_parts_of_a_block_are_found_by_what_they_compute(family: str, checkpoints: dict[str, Path]) -> None:
     encoder = untouched(checkpoints[family])
     where, *names = PARTS[family]
-    found = find_blocks(encoder, examine(encoder))
+    found = find_blocks(encoder)
     layers = attrgetter(where)(encoder)
     assert len(found) == len(layers)
     for block, layer in zip(found, layers, strict=True):
@@ -409,7 +409,7 @@ def test_the_parts_of_a_block_are_found_by_what_they_compute(family: str, checkp
 
 def test_shared_blocks_are_found_once_for_each_time_they_run(checkpoints: dict[str, Path]) -> None:
     encoder: Any = untouched(checkpoints["albert"])
-    found = find_blocks(encoder, examine(encoder))
+    found = find_blocks(encoder)
     (shared,) = encoder.encoder.albert_layer_groups[0].albert_layers
     assert [block.norm_2 for block in found] == [shared.full_layer_layer_norm] * 3
 
@@ -418,7 +418,7 @@ def test_shared_blocks_are_found_once_for_each_time_they_run(checkpoints: dict[s
 def test_other_blocks_are_told_apart(family: str, checkpoints: dict[str, Path]) -> None:
     encoder = untouched(checkpoints[family])
     with pytest.raises(NotPostNorm, match="block 1"):
-        find_blocks(encoder, examine(encoder))
+        find_blocks(encoder)
 
 
 def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path]) -> None:
@@ -426,11 +426,11 @@ def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path
     layers = encoder.encoder.layer
     dropout, layers[1].output.dropout = layers[1].output.dropout, torch.nn.Tanh()
     with pytest.raises(NotPostNorm, match="block 2 the term that its feed-forward part adds"):
-        find_blocks(encoder, examine(encoder))
+        find_blocks(encoder)
     layers[1].output.dropout = dropout
     layers[2].intermediate.intermediate_act_fn = torch.nn.Softplus()
     with pytest.raises(NotPostNorm, match="block 3 the feed-forward part is not two matrices"):
-        find_blocks(encoder, examine(encoder))
+        find_blocks(encoder)
 
 
 def test_slopes_of_activation_functions_are_those_of_calculus() -> None:

@@ -40,7 +40,6 @@ from probing.heads.accumulation import Measure, accumulate
 from probing.heads.measures import attention_by_type, profile
 from probing.heads.parts import SIMILARITY
 from probing.models import BUILTIN_PACKAGE, resolve_model
-from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
 from probing.probes import solvers as midway_curvature
 from probing.probes.solvers import ClassCurvature, OptimumValue, Penalty, Problem
@@ -350,8 +349,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
     for name in ("cpu", "mps"):
         with pretended("mps") if name == "mps" else nullcontext():
             encoder = AutoModel.from_pretrained(checkpoints["bert"]).eval().to(name)
-            anatomy = examine(encoder, 0)
-            blocks = find_blocks(encoder, anatomy)
+            blocks = find_blocks(encoder)
             of_blocks = [constants(block) for block in blocks]
             found[name] = next(measure(encoder, blocks, of_blocks, tokens, plan, 0, True)).values
     np.testing.assert_allclose(found["mps"], found["cpu"], rtol=TOLERANCE)

@@ -341,7 +341,7 @@ def smoothing(folder: Path, of: OutlierModel) -> list[dict[str, Any]]:
     encoder, store, pad_token_id, name = of.encoder, of.store, of.pad_token_id, of.source.name
     anatomy = examine(encoder, pad_token_id)
     try:
-        blocks = find_blocks(encoder, anatomy, pad_token_id)
+        blocks = find_blocks(encoder, pad_token_id)
     except NotPostNorm as reason:
         of.say(f"--smoothing_bound does not apply to {name}: the theorem is about post-LN blocks, and {reason}")
         return []

@@ -251,7 +251,7 @@ def test_gelu_stretches_more_than_relu_and_at_most_by_its_slope(generator: torch
 
 def run(encoder: Any, tokens: Tokens, batch_tokens: int = 100, shard_tokens: int = 20) -> list[SentenceValues]:
     anatomy = examine(encoder)
-    blocks = find_blocks(encoder, anatomy)
+    blocks = find_blocks(encoder)
     plan = StorePlan({}, anatomy.n_layers, 16, "float32", batch_tokens, divide(tokens.lengths, shard_tokens))
     of_blocks = [constants(block) for block in blocks]
     return list(smoothing_bound.measure(encoder, blocks, of_blocks, tokens, plan, 0, True))
@@ -378,7 +378,7 @@ def shrink(encoder: Any, scale: float, gain: float = 1.0, bias: float = 0.0) -> 
 
 
 def rows_of(encoder: Any, tokens: Tokens) -> Callable[[str], list[float]]:
-    blocks = find_blocks(encoder, examine(encoder))
+    blocks = find_blocks(encoder)
     summary = Summary([constants(block) for block in blocks], 0)
     for part in run(encoder, tokens):
         summary.update(part)
