@@ -27,7 +27,7 @@ from probing.statistics import (
     difference_p_value,
     ratio_estimate,
 )
-from probing.statistics.chance import holm, percentiles, sentence_counts
+from probing.statistics.chance import correct_p_values, percentiles, sentence_counts
 from probing.tables.heads import CLASSES as CLASS_HEADINGS
 from probing.tables.heads import SPECIAL
 from probing.text import Corpus
@@ -389,9 +389,7 @@ def difference_cells(name: str, difference: NDArray[np.int64], n: NDArray[np.int
 def corrected(rows: Iterable[Row]) -> Rows:
     """Return rows whose p-values are corrected for their number (Holm)."""
     rows = [dict(row) for row in rows]
-    tested = [row for row in rows if "p_value" in row]
-    for row, p_value in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
-        row["p_value"] = float(p_value)
+    correct_p_values([row for row in rows if "p_value" in row])
     return rows
 
 

@@ -16,7 +16,7 @@ from probing.activations.store import WorkPlan, WorkStore, fingerprint
 from probing.interventions.forward import Change, Forward, Readout
 from probing.runtime.progress import counted
 from probing.statistics import difference_interval, difference_p_value, mean_interval, mean_p_value, widened
-from probing.statistics.chance import holm, percentile_of, rank_p
+from probing.statistics.chance import percentile_of, rank_p
 from probing.text.tokens import Tokens
 
 Rows = list[dict[str, Any]]
@@ -40,12 +40,6 @@ def tested(sums: Sums, intact: Sums, n: NDArray[Any], is_share: bool) -> dict[st
 def valued(sums: Sums, intact: Sums, n: NDArray[Any], is_share: bool) -> dict[str, Any]:
     """Return the measure itself, followed by what `tested` returns."""
     return {"value": float(sums.sum() / n.sum()), **tested(sums, intact, n, is_share)}
-
-
-def correct(rows: Sequence[dict[str, Any]], column: str = "p_value", to: str = "p_value") -> None:
-    """Correct the p-values of some rows for their number (Holm), in place."""
-    for row, p_value in zip(rows, holm([row[column] for row in rows]), strict=True):
-        row[to] = float(p_value)
 
 
 def with_draws(row: Callable[[int, Sums], dict[str, Any]], drawn: Sequence[Sums]) -> tuple[dict[str, Any], Rows]:

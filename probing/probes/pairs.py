@@ -28,7 +28,7 @@ from probing.probes.agreement import (
 from probing.probes.rankings import sentence_contributions
 from probing.runtime import check_memory
 from probing.statistics import MIN_SENTENCES, neuron_ranks
-from probing.statistics.chance import holm, percentiles, resampled_means
+from probing.statistics.chance import correct_p_values, percentiles, resampled_means
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
 from probing.text.tokens import Tokens
 
@@ -536,10 +536,10 @@ def _correct(rows: Sequence[dict[str, Any]], nulls: Mapping[str, Array]) -> None
     """Add p-values corrected over the pairs of layers by statistic: by `nulls`, (2, n_draws, n_rows), or Holm."""
     for statistic in {row["statistic"] for row in rows}:
         statistic_rows = [row for row in rows if row["statistic"] == statistic and "p_uncorrected" in row]
-        if statistic in nulls:
-            corrected = max_p_values(np.array([row["value"] for row in statistic_rows]), nulls[statistic])
-        else:
-            corrected = np.array(holm([row["p_uncorrected"] for row in statistic_rows]))
+        if statistic not in nulls:
+            correct_p_values(statistic_rows, "p_uncorrected")
+            continue
+        corrected = max_p_values(np.array([row["value"] for row in statistic_rows]), nulls[statistic])
         for row, p_value in zip(statistic_rows, corrected, strict=True):
             row["p_value"] = float(p_value)
 

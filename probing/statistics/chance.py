@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -76,6 +76,12 @@ def holm(p: Sequence[float]) -> list[float]:
         least = max(least, (len(tested) - rank) * value)
         corrected[i] = min(least, 1.0)
     return corrected
+
+
+def correct_p_values(rows: Sequence[dict[str, Any]], column: str = "p_value", to: str = "p_value") -> None:
+    """Correct the p-values of some rows for their number, in place; see `holm`."""
+    for row, p_value in zip(rows, holm([row[column] for row in rows]), strict=True):
+        row[to] = float(p_value)
 
 
 _Label = TypeVar("_Label", np.int32, np.int64)

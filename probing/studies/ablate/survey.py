@@ -30,7 +30,7 @@ from probing.interventions.heads import (
     is_needed,
 )
 from probing.interventions.parameters import roundings
-from probing.interventions.passes import Rows, Sums, correct, fingerprint_of, run_unfinished, tested
+from probing.interventions.passes import Rows, Sums, fingerprint_of, run_unfinished, tested
 from probing.interventions.probed_task import retrained
 from probing.interventions.subject import InterventionSetup, InterventionTexts
 from probing.page.charts import HeadMeasure, Place, head_map
@@ -39,7 +39,7 @@ from probing.runs.call import Measurements
 from probing.runs.loading import Tuned
 from probing.runtime.progress import stage
 from probing.statistics import ENDS
-from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.chance import correct_p_values, percentile_of, rank_p
 from probing.studies.ablate import tables
 from probing.studies.ablate.neurons import ProbedClasses
 from probing.studies.ablate.weights import (
@@ -395,7 +395,7 @@ def effect_rows(pass_scores: Sequence[PassScores]) -> Rows:
         })  # fmt: skip
     pairs = list(zip(pass_scores, rows, strict=True))
     for members in _grouped(pairs, lambda pair: pair[0].group):
-        correct([row for _, row in members])
+        correct_p_values([row for _, row in members])
     for members in _grouped(pairs, lambda pair: (pair[0].group, pair[0].layer)):
         for scores, row in members:
             harm = -scores.measure.sign
@@ -423,7 +423,7 @@ def better_without_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
             **first.named, "unit": best.job.unit,
             "effect_chosen_on": best.effect(chosen_on), **best.tested(~chosen_on),
         })  # fmt: skip
-    correct(rows)
+    correct_p_values(rows)
     return rows
 
 
@@ -457,7 +457,7 @@ def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
             "p_value": rank_p(clear, drawn.astype(np.float64)),
         })  # fmt: skip
     for readout in last:
-        correct([row for row in rows if row["readout"] == readout])
+        correct_p_values([row for row in rows if row["readout"] == readout])
     return rows
 
 

@@ -26,9 +26,9 @@ from probing.interventions.parameters import (
     rounding_change,
     roundings,
 )
-from probing.interventions.passes import Rows, Sums, correct, run_last_layer, tested, valued, with_draws
+from probing.interventions.passes import Rows, Sums, run_last_layer, tested, valued, with_draws
 from probing.statistics import mean_interval
-from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.chance import correct_p_values, percentile_of, rank_p
 from probing.studies.ablate.tables import MAGNITUDE, MEAN
 
 # Shares of the weights that are pruned, in percent; number of random draws.
@@ -82,7 +82,7 @@ def weight_rows(item_sums: Mapping[PrunedShare, Sums], n: NDArray[np.int64], nam
         by_share.append(draws)
     of_draws = [list(draw_rows) for draw_rows in zip(*by_share, strict=True)]
     for rows in (by_magnitude[1:], means, *of_draws):
-        correct(rows)
+        correct_p_values(rows)
     return [*by_magnitude, *means, *(draw_row for rows in of_draws for draw_row in rows)]
 
 
@@ -144,7 +144,7 @@ def quantised_rows(
         outlier_row["rank_p"] = rank_p(sign * outlier_row["effect"], [sign * of["effect"] for of in rows])
         means.append(mean)
         draws += rows
-    correct([*main, *means])
+    correct_p_values([*main, *means])
     return [*main, *means, *draws]
 
 

@@ -24,10 +24,10 @@ from probing.data.examples import HiddenStateSource
 from probing.heads.change import row_divergences
 from probing.heads.measures import PUNCTUATION, types_of
 from probing.heads.position_controls import FixedScores, matched_sets
-from probing.interventions.passes import Rows, correct
+from probing.interventions.passes import Rows
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
-from probing.statistics.chance import rank_p
+from probing.statistics.chance import correct_p_values, rank_p
 from probing.statistics.moments import ProfileAccumulator
 from probing.studies.extremes import FIRST, OTHER
 from probing.text import Corpus
@@ -201,7 +201,7 @@ def fixed_outlier_rows(compared: Sequence[Compared], seed: int) -> Rows:
         ]
     for rows in (blocks, heads):
         for name in ("divergence", "special"):
-            correct(rows, f"{name}_p", f"{name}_p_holm")
+            correct_p_values(rows, f"{name}_p", f"{name}_p_holm")
     return [*_of_all(compared, seed), *blocks, *heads]
 
 

@@ -40,7 +40,7 @@ from probing.runtime import drop_garbage
 from probing.runtime.progress import note, stage
 from probing.runtime.terminal import silence
 from probing.statistics import common_share, times, welch
-from probing.statistics.chance import holm
+from probing.statistics.chance import correct_p_values
 from probing.studies.checkpoints.survey import MEASURES as CHECKPOINT_MEASURES
 from probing.studies.checkpoints.survey import CheckpointConfig, Document, blocks_of, cached_document
 from probing.studies.tuning_effect import (
@@ -414,8 +414,9 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     by_key = Table(changes).by("measure", "layer")
     keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
     rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
-    for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row |= {"p_value": p, "by_task": "" if math.isnan(p) else "yes" if p <= LEVEL else "not shown"}
+    correct_p_values(rows)
+    for row in rows:
+        row["by_task"] = "" if math.isnan(row["p_value"]) else "yes" if row["p_value"] <= LEVEL else "not shown"
     return rows
 
 
