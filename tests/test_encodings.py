@@ -60,6 +60,7 @@ def _calls(source: str) -> Iterator[tuple[ast.Call, bool]]:
             yield node, said == ["utf-8"] or (bool(said) and _name(node)[0] == "TextIOWrapper")
 
 
+@pytest.mark.slow
 def test_every_file_that_is_opened_as_text_is_utf8() -> None:
     rooms = [ROOT / room for room in ("probing", "tasks", "benchmarks", "docs", "tests")]
     names = [file.relative_to(ROOT) for room in rooms for file in room.rglob("*.py")]

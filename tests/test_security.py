@@ -170,6 +170,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [*PLACES, "unknown"])
 def test_a_file_of_options_makes_no_objects_and_imports_nothing(
     place: str, module: str, evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -184,6 +185,7 @@ def test_a_file_of_options_makes_no_objects_and_imports_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_typed_makes_no_objects_and_imports_nothing(
     place: str, module: str, evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -253,6 +255,7 @@ def test_a_link_in_the_place_of_a_partial_run_is_not_followed(
 # --- secrets ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["offline", "online"])
 def test_no_secret_is_printed_written_or_passed_to_a_process(
     mode: str,
@@ -326,6 +329,7 @@ def findings(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_source_file_could_run_what_it_reads() -> None:
     found = {str(path): findings(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert {path: names for path, names in found.items() if names} == {}
@@ -416,6 +420,7 @@ def _is_checked(node: ast.AST) -> bool:
     return any(name in CHECKS or name.rpartition(".")[2] in CHECKS for name in calls)
 
 
+@pytest.mark.slow
 def test_every_file_is_opened_by_the_function_that_looks_at_it() -> None:
     package = ROOT / "probing"
     found = {

@@ -109,6 +109,7 @@ def no_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the right rows ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()

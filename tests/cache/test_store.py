@@ -503,6 +503,7 @@ def store_of(cache: Path) -> ActivationStore:
     return ActivationStore(entry.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_tables_are_those_of_the_same_numbers_in_float32(
     caches: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reader: str

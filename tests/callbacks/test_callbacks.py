@@ -48,6 +48,7 @@ def draws() -> tuple[Any, ...]:
     return random.random(), float(np.random.random()), float(torch.rand(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -76,6 +77,7 @@ def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], opti
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(module: Lengths, tmp_path: Path) -> None:
     logged = []
 
@@ -125,6 +127,7 @@ class Kept(Lengths):
         self.tokenizer.save_pretrained(self.kept)
 
 
+@pytest.mark.slow
 def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of_callbacks(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of
             assert after[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")]
     best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_01/accuracy", mode="max")
@@ -304,6 +308,7 @@ def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
         probes.measured(module, module.tokenizer, device)
 
 
+@pytest.mark.slow
 def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths) -> None:
     def found(n: int) -> dict[str, float]:
         probes = callback(module, layer=2, controls="none", test_corpus=make_sentences(n, seed=9, longest=16))
@@ -319,6 +324,7 @@ def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths
 BESIDE = {"first_10_share", "first_10_share_directions", "first_10_share_p", "n_above"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [False, True])
 def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(module: Lengths, bias: bool) -> None:
     def found(rotations: int, **probe: Any) -> dict[str, float]:
@@ -367,6 +373,7 @@ def probes(**options: Any) -> probing.ProbingCallback:
     return probing.ProbingCallback(SENTENCES, **{**OPTIONS, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}], ids=["float32", "bf16"])
 def test_the_training_is_the_same_to_the_byte_by_transformers(
     checkpoints: dict[str, Path], tmp_path: Path, options: dict[str, Any]
@@ -383,6 +390,7 @@ def test_the_training_is_the_same_to_the_byte_by_transformers(
     assert torch.equal(ends[0][2], ends[1][2])
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     trainer, noted = make(checkpoints["bert"], tmp_path / "trainer", save_strategy="epoch"), Sets()
     trainer.add_callback(probes().for_trainer(trainer))
@@ -419,6 +427,7 @@ class Halved(TrainerCallback):
         self._scale(others["model"], 2)
 
 
+@pytest.mark.slow
 def test_the_weights_that_the_evaluation_used_are_measured_whatever_the_order_of_callbacks(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

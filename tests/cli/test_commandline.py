@@ -287,6 +287,7 @@ def test_importing_probing_is_cheap_and_changes_nothing() -> None:
 
 
 # argparse itself passes over a closed pipe if it finds it: Python writes there when its buffer is full, or at the end.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "statuses"), [("cache ls --cache nothing", {141}), ("fit --help", {0, 141}), ("--help", {141})]
 )
@@ -300,6 +301,7 @@ def test_output_that_nobody_reads_any_more_ends_quietly(args: str, statuses: set
     assert ended.returncode in statuses
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full; Linux has one")
 @pytest.mark.parametrize(
     ("args", "unbuffered"), [("cache ls --cache nothing", ""), ("--help", ""), ("--version", ""), ("--version", "1")]
@@ -481,6 +483,7 @@ def test_passes_of_a_training_of_models_are_an_option_of_its_own(solver: str, op
     assert option.removeprefix("--") in OPTIONS[{"tuning": "finetune", "pretraining": "pretrain"}[solver]]
 
 
+@pytest.mark.slow
 def test_options_that_messages_name_are_options() -> None:
     known = {option for options in OPTIONS.values() for option in options} | {f"trainer.{one}" for one in OF_TRAINER}
     known |= {option.partition(".")[0] for option in known} | {"config", "print_config", "help", "version"}

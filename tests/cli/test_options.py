@@ -213,6 +213,7 @@ def call_of(name: str, args: list[str]) -> dict[str, Any]:
     return parse(name, without_validation(load_command(COMMANDS[name])), args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_printed_and_given_back_is_the_same_call(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

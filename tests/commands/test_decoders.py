@@ -76,6 +76,7 @@ def far(made: Result, layer: int) -> set[int]:
     return {row["neuron"] for row in rows if row["definition"] == "mean_profile"}
 
 
+@pytest.mark.slow
 def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_it(
     sink: Path, text: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_i
         assert len(cosines[0]) == 2
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path, place: Path) -> None:
     made = measured(sink, text, place, name="rest", layer="1", first_token="exclude", special_tokens="include")
     counted = {row["n_tokens"] for row in made.geometry if row["measure"] == "mean_cosine"}
@@ -121,6 +123,7 @@ def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path
     assert counted == {row["n_tokens"] for row in made.explained}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 def test_fit_leaves_the_first_token_out_of_its_examples(
     checkpoints: dict[str, Path], text: Path, place: Path, family: str
@@ -190,6 +193,7 @@ def means_of_a_loop(model: Path, text: Path) -> dict[tuple[str, int, int], float
     return {key: value / (n_entropies if key[0] == "entropy" else n_queries) for key, value in sums.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 def test_attention_without_the_first_token_is_that_of_a_loop(
     checkpoints: dict[str, Path], place: Path, family: str

@@ -151,6 +151,7 @@ def test_a_run_for_which_the_machine_has_no_room_leaves_no_folder(error: Excepti
     assert names(tmp_path) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "status", "out", "error"),
     [(">&-", 0, "", ""), ("2>&-", 2, "probing cache verify: .* is no folder", ""), (">&- 2>&-", 2, "", "")],
@@ -164,6 +165,7 @@ def test_a_closed_stream_is_no_failure_and_messages_go_where_they_can(
     assert re.match(out, ended.stdout)
 
 
+@pytest.mark.slow
 def test_without_docstrings_there_is_a_sentence() -> None:
     command = [sys.executable, "-OO", "-m", "probing", "cache", "ls"]
     ended = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)

@@ -79,6 +79,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     assert {name for name in written if written[name] != plain.config[name]} == {"runs", "cache"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -232,6 +233,7 @@ def load(checkpoint: Path, kind: Any = AutoModel) -> dict[str, Any]:
     return {"model": kind.from_pretrained(checkpoint), "tokenizer": AutoTokenizer.from_pretrained(checkpoint)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("bert", AutoModel), ("bert", AutoModelForMaskedLM), ("t5", AutoModel), ("bart", AutoModel)]
 )

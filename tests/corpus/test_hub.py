@@ -376,6 +376,7 @@ def unnamed(corpus: Corpus) -> Corpus:
     return replace(corpus, name="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", KINDS)
 def test_a_stream_gives_the_corpus_of_a_copy(
     data: Path, copies: Callable[[], list[Path]], write: Callable[[Path], Any]
@@ -403,6 +404,7 @@ def test_rows_of_a_copy_that_is_there_are_not_read_again(data: Path) -> None:
     assert load_corpus(f"hf:{data}?stream=yes&split=train[:1]").sentences[0].startswith("xxx")
 
 
+@pytest.mark.slow
 def test_of_a_million_lines_a_thousand_are_read(data: Path, copies: Callable[[], list[Path]]) -> None:
     needed = "".join(json.dumps({"text": f"Line {i} of a million."}) + "\n" for i in range(1000))
     line = json.dumps({"text": "A line that nobody asked for. " * 3}) + "\n"
@@ -423,6 +425,7 @@ def bytes_read() -> int:
     return int(counts.read_text(encoding="utf-8").split()[1]) if counts.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_download_that_ends_early_is_refused_where_it_ends(data: Path) -> None:
     packed = gzip.compress("".join(f"{os.urandom(9000).hex()}\n" for _ in range(2000)).encode())
     (data / "train.txt.gz").write_bytes(packed[: len(packed) * 3 // 4])

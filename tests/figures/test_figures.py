@@ -185,6 +185,7 @@ def test_runs_that_are_compared_are_beside_the_majority_class() -> None:
     assert labels == ["a", "b", "majority class of a", "majority class of b"]
 
 
+@pytest.mark.slow
 def test_many_layers_have_room_on_a_page_of_a_paper() -> None:
     figure, layers = Figure(layout="constrained"), range(13)
     rows = neurons(layers, 16)
@@ -387,6 +388,7 @@ def test_a_sweep_joins_values_that_have_an_order_and_no_others(drawn: Drawn, tmp
     assert named == ["one probe", "mean of probes", *(f"layer {k}" for k in range(7))]
 
 
+@pytest.mark.slow
 def test_what_is_drawn_differs_without_colour(drawn: Drawn, tmp_path: Path) -> None:
     for draw in (of_fit, of_geometry, of_wic, of_compare):
         draw(tmp_path)

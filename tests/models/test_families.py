@@ -48,6 +48,7 @@ from probing.studies.fit import extract
 PAGE = (ROOT / "docs" / "notes" / "families.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_text_becomes_a_ranked_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
@@ -83,6 +84,7 @@ def test_text_becomes_hidden_states_of_every_layer(
     assert len(store.tokens.sentences) > 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_page_says_what_the_family_does(checkpoints: dict[str, Path], family: str) -> None:
     assert page_row(family, checkpoints[family]) in PAGE.splitlines()

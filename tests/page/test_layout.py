@@ -438,6 +438,7 @@ def explained(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_every_heading_is_explained(part: str, terms_page: str) -> None:
     shown, terms = headings(terms_page, part), explained(terms_page)[PARTS[part]]

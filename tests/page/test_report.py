@@ -116,6 +116,7 @@ class Words(HTMLParser):
 # --- the page ---
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_run_found_without_a_script(runs: Path, tmp_path: Path) -> None:
     page = report([str(runs / "whole")], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     found, text = load_run(runs / "whole"), Words(page).text
@@ -534,6 +535,7 @@ def desk(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return desk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["pathlib.Path.replace", "pathlib.Path.write_bytes"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
 def test_a_page_that_cannot_be_written_leaves_the_old_one(

@@ -174,6 +174,7 @@ def test_other_penalty_spaces_have_their_own_minimum(data: Data, fits: list[Laye
 # --- Adam ---
 
 
+@pytest.mark.slow
 def test_adam_comes_near_the_minimum_of_an_easy_problem_and_says_how_near(data: Data) -> None:
     fit = data.fit(trainer={"max_epochs": 60}, solver="adam", l2=1e-2, learning_rate=0.02, patience=60)[0]
     assert fit.converged is False
@@ -192,6 +193,7 @@ def test_adam_that_was_stopped_early_reports_how_far_it_stayed(data: Data) -> No
     assert fit.n_passes == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", [{}, {"gradient_clip_val": 0.05}, {"accumulate_grad_batches": 3}])
 def test_adam_trains_layers_together_as_it_trains_each_alone(data: Data, trainer: Any) -> None:
     trainer = {"max_epochs": 3, **trainer}

@@ -79,6 +79,7 @@ def own_ranking(folder: Path) -> list[int]:
     return [row["neuron"] for row in load_run(folder).neurons]
 
 
+@pytest.mark.slow
 def test_where_everything_lay_is_noted_and_nothing_of_what_is_built_in(original: Path) -> None:
     noted = load_run(original / "runs" / "two").results["read_from"]
     assert noted == {
@@ -168,6 +169,7 @@ def test_a_text_that_changed_is_refused_also_one_that_was_trained_on_alone(moved
     assert ranked(moved / "runs" / "two") == own_ranking(moved / "runs" / "two")
 
 
+@pytest.mark.slow
 def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_path: Path) -> None:
     for name in ("text", "test"):
         (moved / "data" / f"{name}.txt").rename(tmp_path / f"{name}-moved.txt")

@@ -221,6 +221,7 @@ def differences(found: Result, expected: Result) -> list[str]:
 
 
 # What differs between the two devices, such as float64, is in what the quick runs do.
+@pytest.mark.slow
 @pytest.mark.usefixtures("curvature_of_the_optimum")
 @pytest.mark.parametrize(
     ("name", "device"),
@@ -281,6 +282,7 @@ def test_fit_gives_the_tables_of_the_processor(
     assert_same(found["mps"].neurons, found["cpu"].neurons)
 
 
+@pytest.mark.slow
 def test_extract_and_geometry_give_those_of_the_processor(options: dict[str, Any], tmp_path: Path) -> None:
     measured = {}
     for name in ("cpu", "mps"):

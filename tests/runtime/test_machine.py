@@ -335,6 +335,7 @@ class Knot:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_searches_for_garbage_read_what_is_new_alone_and_old_garbage_is_freed_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

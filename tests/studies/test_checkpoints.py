@@ -159,6 +159,7 @@ def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, p
     assert here[1, "n_position_heads"]["value"] == sum(row["position_head"] == "yes" for row in heads.position_heads)
 
 
+@pytest.mark.slow
 def test_results_are_shown_and_logged_by_step(made: Result) -> None:
     assert list(read_columns(made.folder / "emergence.csv")) == list(EMERGENCE.types)
     assert [one["step"] for one in made.results["models"]] == list(STEPS)
@@ -259,6 +260,7 @@ def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "org/tiny"
 
 
+@pytest.mark.slow
 def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
     made: Result, place: Path, tmp_path: Path, hub: str
 ) -> None:

@@ -184,6 +184,7 @@ def test_the_options_of_a_run_are_those_of_its_command(name: str, made: Made) ->
     assert not options.exists() or run(COMMANDS, [name, "--config", str(options), "--print_config"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_a_command_answers_in_35_lines_and_says_that_there_is_more(
     name: str, made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

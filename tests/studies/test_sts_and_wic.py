@@ -246,6 +246,7 @@ def wic_data(tmp_path: Path) -> Path:
     return tmp_path / "wic"
 
 
+@pytest.mark.slow
 @rendered()
 def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -237,6 +237,7 @@ def bare(checkpoints: dict[str, Path], long_corpus_file: Path, tmp_path: Path) -
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_gives_a_task_to_fit_rank_and_the_configuration(
     file: Path, bare: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -491,6 +492,7 @@ def test_the_first_token_must_be_special_to_stand_for_the_sentence() -> None:
 # --- runs ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_the_probe_reads_the_pooled_vectors_of_the_plain_forward_pass(
     pooling: str, checkpoints: dict[str, Path], labelled: Path, tmp_path: Path

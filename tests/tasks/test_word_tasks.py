@@ -157,6 +157,7 @@ def bank(sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", ["first", "last", "mean"])
 def test_words_are_probed_as_the_plain_forward_pass_has_them(
     pieces: str, bank: Path, checkpoints: dict[str, Path], tmp_path: Path

@@ -1081,6 +1081,7 @@ def test_a_fit_is_logged_with_its_training(
     assert run.config["trainer"] == {"logger": "csv,tensorboard"}
 
 
+@pytest.mark.slow
 @quiet_loggers
 def test_other_commands_log_their_curves(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def made(place: Path, checkpoints: dict[str, Path]) -> Result:
     return survey(place, checkpoints["bert"], name="bert", wandb=WandbOptions("offline"), **files)
 
 
+@pytest.mark.slow
 def test_a_survey_has_every_head_every_measure_and_every_type(made: Result) -> None:
     heads = {(row["layer"], row["head"]) for row in made.heads}
     assert heads == {(layer, head) for layer in range(1, N_LAYERS["bert"] + 1) for head in (1, 2)}
@@ -517,6 +518,7 @@ def parsed_survey(place: Path, model: Path, **options: Any) -> Result:
     return attention(model=str(model), **{**usual, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_heads_are_chosen_on_the_corpus_and_tested_on_the_test_corpus(
     parsed_place: Path, checkpoints: dict[str, Path], family: str

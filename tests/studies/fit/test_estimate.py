@@ -361,6 +361,7 @@ def test_it_predicts_other_text_as_it_was_tested(made: dict[bool, probing.Run]) 
         assert right / accuracy["n_test_tokens"] == pytest.approx(accuracy["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_rankings_with_and_without_it_are_compared(made: dict[bool, probing.Run]) -> None:
     found = probing.compare(
         [made[False], made[True]], quiet=True, runs=str(made[True].folder.parent), null_draws=2,

@@ -87,6 +87,7 @@ def again(run: Run, **options: Any) -> Run:
     return fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": options.get("quiet", True)})
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert names == {
@@ -315,6 +316,7 @@ def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
                 method(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [[0], [0, 1, 2, 3]])
 def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]
@@ -369,6 +371,7 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> No
     assert all((made.folder / path).is_file() for path in files.values())
 
 
+@pytest.mark.slow
 def test_an_offline_run_has_validation_curves_over_passes_and_penalties(chosen: Run) -> None:
     (tracked,) = read_offline_runs(chosen.folder)
     penalty, n_passes = chosen.results["penalty"], max(row["n_passes"] for row in chosen.results["layers"])

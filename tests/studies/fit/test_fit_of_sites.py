@@ -164,6 +164,7 @@ def test_a_unit_planted_in_the_mlp_is_ranked_first(
 # --- the tables ---
 
 
+@pytest.mark.slow
 def test_a_run_says_its_site_and_what_a_neuron_is(
     made: Callable[[str], Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -378,6 +379,7 @@ def features_made(checkpoints: dict[str, Path], corpus_file: Path, features_plac
     return fitted(checkpoints, corpus_file, features_place, f"sae:{dictionary}", name="A", evidence="all")
 
 
+@pytest.mark.slow
 def test_features_are_ranked_as_neurons_are(features_made: Run) -> None:
     assert features_made.layers == [LAYER]
     assert {row["neuron"] for row in features_made.neurons} == set(range(N_FEATURES))
@@ -485,6 +487,7 @@ def test_a_sweep_over_sites_may_have_a_dictionary(
     assert of_features.accuracy[0]["cross_entropy"] == pytest.approx(alone.accuracy[0]["cross_entropy"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_their_numbers(
     checkpoints: dict[str, Path],
     corpus_file: Path,
@@ -511,6 +514,7 @@ def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_th
     assert units <= set(features)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_norm_between_the_hook_and_the_hidden_state_is_seen(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, dictionary: Path, family: str

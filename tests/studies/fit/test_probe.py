@@ -91,6 +91,7 @@ def test_a_planted_neuron_is_found_and_shuffled_labels_find_nothing(planted: Any
     assert {row["flag"] for row in nothing.neurons} == {"uninformative"}
 
 
+@pytest.mark.slow
 def test_one_decomposition_of_a_layer_serves_its_probe_its_controls_and_its_evidence(
     planted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +249,7 @@ def test_options_are_checked(planted: Any, tmp_path: Path, options: dict[str, An
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_how_each_layer_compares_with_directions_is_logged_by_layer(planted: Any, tmp_path: Path) -> None:
     X, y, groups = planted
     layers = {0: X, 3: X @ np.linalg.qr(np.random.default_rng(1).standard_normal((12, 12)))[0].astype(np.float32)}

@@ -89,6 +89,7 @@ def rank_of(neuron: int, rows: list[dict[str, Any]]) -> int:
     return next(row["rank"] for row in rows if row["neuron"] == neuron)
 
 
+@pytest.mark.slow
 def test_planted_neurons_are_found_from_the_command_line(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(planted)
     assert run(COMMANDS, ["rank", str(planted), "--evaluate", "--k", "1,4", "--wandb.mode", "disabled"]) == 0
@@ -118,6 +119,7 @@ def test_planted_neurons_are_found_from_the_command_line(planted: Path, capsys: 
     assert {above[name, "gaussian", "bottom", 1] for name in METHODS if name != "random"} == {"no"}
 
 
+@pytest.mark.slow
 def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
     made = rank(str(plain), method="contribution, contribution_centred", quiet=True, wandb=NO_WANDB)
     own = load_run(plain)
@@ -129,6 +131,7 @@ def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
             assert row["score"] == pytest.approx(centred[row["neuron"]], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rankings_are_compared_with_directions_and_contributions_as_the_run_has_them(
     checkpoints: dict[str, Path], options: dict[str, Any]
 ) -> None:

@@ -90,6 +90,7 @@ def value(made: Result, layer: int, transform: str, measure: str) -> dict[str, A
     return row
 
 
+@pytest.mark.slow
 def test_the_planted_outlier_is_found_by_mean_share_and_layer_norm_in_every_layer(made: Result) -> None:
     for layer in range(6):
         named = {(r["definition"], r["special_tokens"]): r["neuron"] for r in made.outliers if r["layer"] == layer}
@@ -367,6 +368,7 @@ def test_fit_on_clipped_activations_stands_beside_the_same_probe_on_them_as_they
     assert [(row["contribution"], row["flag"]) for row in dead] == [(0, "dead")] * 2
 
 
+@pytest.mark.slow
 def test_rank_reads_a_transformed_run_through_its_transform(clipped_fit: Run) -> None:
     # Its contributions are computed again and must be those of the run.
     found = rank(str(clipped_fit.folder), method="contribution", quiet=True, wandb=WandbOptions("disabled"))

@@ -382,6 +382,7 @@ def test_there_are_sweep_files() -> None:
     assert {path.stem for path in FILES} >= {"layers", "models", "tasks", "learning_rate"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_value_of_a_sweep_file_is_one_that_fit_takes(path: Path) -> None:
     sweep = read(path)
