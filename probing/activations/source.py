@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import linear
 
 from probing.activations import Request, activations, batch_tokens_of, entry_folder, tokens_of
 from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, MemoryCache, NewerCache
@@ -36,7 +35,7 @@ from probing.results import layers_named
 from probing.runtime import undisturbed_rate, without_logger
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import check_trainer_options, fast_linear_maps
+from probing.runtime.trainer import check_trainer_options
 from probing.text import Corpus
 from probing.text.tokens import Tokens, count_words, is_visible
 
@@ -241,29 +240,11 @@ class Speed:
         is_on_gpu = torch.cuda.is_available() and (trainer or {}).get("accelerator", "auto") not in ("cpu", "mps")
         blocks = Blocks.of(load_config(request.source))
         device, rows = ("cuda", batch_tokens_of(request)) if is_on_gpu else ("cpu", ROWS_CPU)
-        rates, kind = {}, getattr(torch, request.dtype)
-        with torch.inference_mode(), fast_linear_maps():
-            for name, k, n, _ in blocks.matrices:
-                sizes = (rows, k), (n, k), (n,)
-                x, weight, bias = (torch.randn(*size, device=device).to(kind) for size in sizes)
-
-                def product(x: Tensor = x, weight: Tensor = weight, bias: Tensor = bias) -> None:
-                    linear(x, weight, bias)
-                    if device != "cpu":
-                        torch.cuda.synchronize()
-
-                rates[name] = undisturbed_rate(product, 2 * rows * k * n, device=device)
-        return cls(blocks, rates)
+        return cls(blocks, blocks.rates(rows, request.dtype, partial(undisturbed_rate, device=device), device))
 
     def forward_s(self, size: Size) -> float:
-        """Return the approximate seconds of a forward pass through all blocks, with caching.
-
-        The products of attention, as many as the sum of squared sentence lengths, have the rate of square matrices.
-        """
-        operations = {m.name: 2 * size.n_tokens * m.inputs * m.outputs * m.times for m in self.blocks.matrices}
-        linear_s = sum(n / self.rates[name] for name, n in operations.items())
-        attention_s = 4 * size.token_pairs * self.blocks.d_model / self.rates["square"]
-        return self.blocks.n_blocks * (linear_s + attention_s) / PRODUCTS
+        """Return the approximate seconds of a forward pass through all blocks, with caching."""
+        return self.blocks.seconds(size.n_tokens, size.token_pairs, self.rates) / PRODUCTS
 
 
 @dataclass(frozen=True)

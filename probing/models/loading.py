@@ -317,6 +317,46 @@ class Blocks:
         d, wide = self.d_model, self.d_mlp
         return [Matrix("square", d, d, 4), Matrix("widen", d, wide, 1), Matrix("narrow", wide, d, 1)]
 
+    def seconds(self, n_tokens: float, token_pairs: float, rates: Mapping[str, float]) -> float:
+        """Return the duration of the matrix products of a forward pass through all blocks.
+
+        Args:
+            n_tokens: Number of tokens, without padding.
+            token_pairs: Sum of squared sentence lengths, for the products of attention, at the rate of square matrices.
+            rates: Rate of each matrix by its name, in floating-point operations per second.
+        """
+        linear = sum(
+            2 * n_tokens * matrix.inputs * matrix.outputs * matrix.times / rates[matrix.name]
+            for matrix in self.matrices
+        )
+        return self.n_blocks * (linear + 4 * token_pairs * self.d_model / rates["square"])
+
+    def rates(
+        self, rows: int, dtype: str, rate: Callable[[Callable[[], object], float], float], device: str = "cpu"
+    ) -> dict[str, float]:
+        """Return the rate of each matrix in linear layers with `rows` tokens, in floating-point operations per second.
+
+        `rate` measures work and its amount, such as `probing.runtime.rate`.
+        """
+        import torch
+        from torch.nn.functional import linear
+
+        from probing.runtime.trainer import fast_linear_maps
+
+        rate_of, kind = {}, getattr(torch, dtype)
+        with torch.inference_mode(), fast_linear_maps():
+            for name, k, n, _ in self.matrices:
+                sizes = (rows, k), (n, k), (n,)
+                x, weight, bias = (torch.randn(*size, device=device).to(kind) for size in sizes)
+
+                def product(x: Any = x, weight: Any = weight, bias: Any = bias) -> None:
+                    linear(x, weight, bias)
+                    if device != "cpu":
+                        torch.cuda.synchronize()
+
+                rate_of[name] = rate(product, 2 * rows * k * n)
+        return rate_of
+
 
 # What a head of transformers is of.
 HeadOf = Literal["tokens", "sentences"]
