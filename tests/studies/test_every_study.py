@@ -244,8 +244,8 @@ def test_wandb_has_each_table_and_figure(name: str, made: Made) -> None:
     figures = {f"figures/{path.stem}" for path in (one.folder / "figures").glob("*.png")}
     tables = {key for key, table in one.by_name.items() if table}
     assert figures <= keys
-    if name == "fit":  # whose neurons are a table for each layer
-        tables = tables - {"neurons"} | {"neurons/layer_01"}
+    if name == "fit":  # whose neurons are a table for each layer, and these are files of its artifact alone
+        tables = tables - {"neurons", "classes", "positions", "profiles"} | {"neurons/layer_01"}
     assert tables <= keys
     for table in tables:
         run = next(run for run in runs if run.rows(table))
