@@ -51,6 +51,9 @@ from probing.text import from_sentences
 from small_data import word_pairs, write_sts, write_wic
 from synthetic import make_tokens
 
+# torch warns of this once in a process, whose first test that pretends a device may be any of these.
+pytestmark = pytest.mark.filterwarnings("ignore:at..frobenius_norm is deprecated:UserWarning")
+
 TOLERANCE = 1e-6
 PROCESSOR, CUDA, MPS = "cpu", "cuda", "mps"
 # An encoder that is pretrained within a second.
