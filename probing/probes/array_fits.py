@@ -1,4 +1,4 @@
-"""Probes of the columns of an array, which the estimators for scikit-learn fit; in this file, since they need torch."""
+"""Probes of the columns of an array, for the estimators, which import this file, and with it torch, when they fit."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def accuracy_columns(test: Examples, correct: NDArray[np.int64]) -> dict[str, fl
 def is_above_chance(
     test: Examples, correct: NDArray[np.int64], by_chance: Sequence[float], n_judged: int
 ) -> Literal["yes", "no"]:
-    """Return whether an accuracy is above these by chance: the lower end of its interval is above all of them.
+    """Return whether an accuracy is above chance: the lower end of its interval is above all accuracies by chance.
 
     The interval is at the level that leaves 5% for all that are judged together (Bonferroni), and is wider than the
     interval in the row.

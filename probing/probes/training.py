@@ -518,7 +518,7 @@ class PenaltyPath:
 
     @property
     def _losses(self) -> NDArray[np.float64]:
-        """The scores, or R² with the opposite sign: the less, the better."""
+        """The scores, or R² with the opposite sign: the lower, the better."""
         return self.scores if self.measure == "cross_entropy" else -self.scores
 
     @property

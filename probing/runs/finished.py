@@ -74,7 +74,7 @@ def site_read(run: RunRecord) -> dict[str, Any]:
 def source_of_run(
     run: RunRecord, model: ModelSource, layers: Sequence[int], cache: Path, say: Say, trainer: Mapping[str, Any]
 ) -> ActivationSource:
-    """Return what reads hidden states of a run's model as the run did."""
+    """Return the source that reads the hidden states of a run's model with the settings of the run."""
     config = run.config
     return ActivationSource(
         model, layers, cache, config["dtype"], config["max_length"], config["batch_tokens"],
