@@ -326,7 +326,7 @@ def help_in(module: str) -> dict[tuple[str, str], str]:
         return {}
     return {
         (kind.name, statement.target.id): " ".join(str(below.value.value).split())
-        for kind in ast.walk(source) if isinstance(kind, ast.ClassDef)
+        for kind in source.body if isinstance(kind, ast.ClassDef)
         for statement, below in pairwise(kind.body)
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
         and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
