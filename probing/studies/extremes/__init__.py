@@ -508,7 +508,7 @@ def extremes(options: ExtremesOptions) -> Result | None:
             encoder, tokenizer = load_encoder(source.model, source.random_weights_seed), load_tokenizer(source.model)
             parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
             outliers = find_outliers(stores[-1], source.layers, parameters, config)
-            rows = measure_extremes(source, stores[0], attention, outliers.chosen, outliers.rows, seed)
+            rows = measure_extremes(source, stores[0], attention, outliers, seed)
             rows = {name: of for name, of in rows.items() if of}
             results = {
                 "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ from probing.interventions.passes import Rows
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.attention_heads import find_query_keys
-from probing.results import ALL_LAYERS, layers_named
+from probing.probes.outliers import OutlierSurvey
+from probing.results import layers_named
 from probing.runtime.progress import counted, stage
 from probing.runtime.trainer import to_float64
 from probing.statistics.moments import ROWS
@@ -455,10 +456,9 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: HiddenStateS
 
 def measure_extremes(
     source: ActivationSource, store: HiddenStateSource, attentions: Attentions | None,
-    outliers: Mapping[int, Sequence[int]],
-    others: Rows, seed: int,
+    outliers: OutlierSurvey, seed: int,
 ) -> dict[str, Rows]:  # fmt: skip
-    """Return the tables' rows by name, of large values only without `attentions`; `others` are of `outliers.csv`."""
+    """Return the tables' rows by name; without `attentions`, of large values only."""
     kinds = by_text(store.tokens, load_tokenizer(source.model))
     with stage(f"large values of {layers_named(source.layers)}", len(source.layers)) as advance:
         large_layers = []
@@ -472,8 +472,7 @@ def measure_extremes(
     with stage("heads without outliers in queries and keys"):
         if attentions is None:
             return tables
-        named = {layer: (chosen, _named(others, layer)) for layer, chosen in outliers.items()}
-        fixed_rows = _fixed_outlier_rows(source, store, attentions, named, seed)
+        fixed_rows = _fixed_outlier_rows(source, store, attentions, outliers, seed)
     blocks = [layer for layer in source.layers if layer > 0]
     stream = {
         block: stream_norms(store, block - 1, attentions.sentences) for block in blocks if block - 1 in source.layers
@@ -482,20 +481,15 @@ def measure_extremes(
     return {**tables, "sinks": sums.rows(blocks, seed), "held_outliers": fixed_rows}
 
 
-def _named(rows: Rows, layer: int) -> set[int]:
-    """Return the neurons that are outliers of a layer by any definition."""
-    return {row["neuron"] for row in rows if row["layer"] in (layer, ALL_LAYERS)}
-
-
 def _fixed_outlier_rows(
     source: ActivationSource, store: HiddenStateSource, attentions: Attentions,
-    outliers: Mapping[int, tuple[Sequence[int], Collection[int]]], seed: int,
+    outliers: OutlierSurvey, seed: int,
 ) -> Rows:  # fmt: skip
     """Return the rows of `held_outliers.csv`; report why and return none where they cannot be measured."""
     n_layers, d_model = attentions.reader.heads.n_layers, store.plan.d_model
     chosen = {
-        layer + 1: (list(fixed), named) for layer, (fixed, named) in outliers.items()
-        if fixed and layer < n_layers and len(fixed) + len({*fixed, *named}) <= d_model
+        layer + 1: (fixed, named) for layer, fixed in outliers.chosen.items()
+        if fixed and layer < n_layers and len(fixed) + len(named := outliers.named(layer)) <= d_model
     }  # fmt: skip
     if not chosen:
         source.say("no outliers are fixed in queries and keys: no layer that a block reads has any")
