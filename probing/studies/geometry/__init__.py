@@ -22,13 +22,10 @@ from probing.cli.options import (
 )
 from probing.errors import out_of_range, refuse
 from probing.models import load_encoder, load_tokenizer
-from probing.registry import ACTIONS, load
-from probing.results import Html, element
-from probing.runs import Result, SectionPlace, Study, Terms, folded, framed, study_of
+from probing.runs import Result, Study, Terms, study_of
 from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.statistics import size_lines
 from probing.studies.geometry import inside, tables
 from probing.tables.figures import Chart, Drawings
 from probing.tables.heads import first_token_conclusions, first_token_tables
@@ -159,7 +156,9 @@ class Geometry(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the measurements."""
-        return [*tables.tables(result), *(table for of_part, _ in self._parts(result).values() for table in of_part)]
+        return [
+            *tables.tables(result), *first_token_tables(result.first_token), *inside.inside_tables(result.by_name),
+        ]  # fmt: skip
 
     def charts(self, result: Result) -> list[Chart]:
         """Return the charts of the layers, of what explains outliers, and of the bound of smoothing."""
@@ -177,31 +176,14 @@ class Geometry(Study):
     def conclusions(self, result: Result) -> list[str]:
         """Return the conclusions, a sentence for each question."""
         clipped = {int(layer): neurons for layer, neurons in result.results["clipped"].items()}
-        more = [sentence for _, sentences in self._parts(result).values() for sentence in sentences]
-        return [*tables.conclusions(result, clipped), *more]
+        return [
+            *tables.conclusions(result, clipped), *first_token_conclusions(result.first_token),
+            *inside.inside_conclusions(result.by_name),
+        ]  # fmt: skip
 
     def more_tables(self, result: Result) -> list[Any]:
         """Return all measures of each layer by transform, and the outliers."""
         return tables.more_tables(result)
-
-    def _parts(self, result: Result) -> dict[str, tuple[list[Any], list[str]]]:
-        """Return the tables and the sentences of what is measured on request, by its heading on a page."""
-        first, by_name = result.first_token, result.by_name
-        return {
-            "The first token": (first_token_tables(first), first_token_conclusions(first)),
-            "Inside the model": (inside.inside_tables(by_name), inside.inside_conclusions(by_name)),
-        }
-
-    def section(self, result: Result, place: SectionPlace) -> Html:
-        """Return the measures of each layer and its outliers, and what is measured on request."""
-        content = load(ACTIONS["charts_html"])(tables.charts(result.geometry))
-        content += [element("p", sentence) for sentence in size_lines(result.geometry, tables.MORE_TEXT)]
-        content += folded(self.more_tables(result))
-        content += [element("p", tables.EXCLUDED)] if result.first_token else []
-        for heading, (of_part, sentences) in self._parts(result).items():
-            if of_part or sentences:
-                content += [element("h3", heading), *(element("p", line) for line in sentences), *framed(of_part)]
-        return element("section", element("h2", self.heading(result)), *content, id=place.anchor)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""

@@ -211,7 +211,7 @@ SOURCES = ("position", "frequency", "token", "punctuation", "special", "all")
 # Advice where a covariance was fitted on too few vectors.
 MORE_TEXT = "Fit it on more text with `--fit_corpus`, or keep fewer directions of whitening with `--components`."
 
-EXCLUDED = "The measures above are the measures of all tokens but the first token of each sentence."
+EXCLUDED = "These measures are of all tokens but the first token of each sentence."
 
 # Number of neurons that a table in the terminal shows; the files have all.
 SHOWN, N_EXPLAINED = 8, 3
@@ -253,6 +253,7 @@ def conclusions(result: Result, clipped: Mapping[int, Sequence[int]]) -> list[st
         _alike(plain),
         *size_lines(result.geometry, MORE_TEXT),
         *_why_no_intervals(result.geometry),
+        *([EXCLUDED] if result.first_token else []),
     ]
 
 
