@@ -408,10 +408,10 @@ def ablate_tables(**rows: list[dict[str, Any]]) -> dict[str, Table]:
 
 @pytest.mark.parametrize(
     ("effect", "told", "extreme"),
-    [(-0.02, "Position accuracy of layer 6 falls most without layer 1 (zeros): from 0.400 to 0.380, by -2.0 ",
+    [(-0.02, "Position accuracy of layer 6 falls most without layer 1 (zeros): from 0.400 to 0.380, a change of -2.0 ",
       "largest loss"),
      (0.02, "Without a layer (zeros), position accuracy of layer 6 never falls: the least favourable, layer 1, takes "
-      "it from 0.400 to 0.420, by +2.0 ", "smallest gain")],
+      "it from 0.400 to 0.420, a change of +2.0 ", "smallest gain")],
 )  # fmt: skip
 def test_a_gain_is_not_called_a_loss(effect: float, told: str, extreme: str) -> None:
     rows: list[dict[str, Any]] = [
@@ -426,10 +426,10 @@ def test_a_gain_is_not_called_a_loss(effect: float, told: str, extreme: str) -> 
 
 @pytest.mark.parametrize(
     ("effect", "told"),
-    [(0.25, "Loss of masked words rises most without layer 1 (zeros): from 2.000 to 2.250, by +0.250 nats (+0.150 "
-      "to +0.350); it is lower without 0 of 2 layers and higher without 2"),
+    [(0.25, "Loss of masked words rises most without layer 1 (zeros): from 2.000 to 2.250, a change of "
+      "+0.250 nats (+0.150 to +0.350); it is lower without 0 of 2 layers and higher without 2"),
      (-0.25, "Without a layer (zeros), loss of masked words never rises: the least favourable, layer 2, takes it from "
-      "2.000 to 1.875, by -0.125 nats (")],
+      "2.000 to 1.875, a change of -0.125 nats (")],
 )  # fmt: skip
 def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -> None:
     rows: list[dict[str, Any]] = [

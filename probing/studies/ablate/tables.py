@@ -183,11 +183,11 @@ SENTENCES = {
     "of its run, and of {score:.3f} in the run.",
     "tuned_differs": "The intact {checkpoint} has a {measure} of {intact:.3f}, and of {score:.3f} in its run: it was "
     "tuned with other versions or on another machine.",
-    "most": "{measure} {falls} most without {unit} {name} ({replacement}): from {intact:.3f} to {value:.3f}, by "
-    "{change}; it is lower without {lower} of {units} and higher without {higher} (corrected p below .05).",
+    "most": "{measure} {falls} most without {unit} {name} ({replacement}): from {intact:.3f} to {value:.3f}, a "
+    "change of {change}; it is lower without {lower} of {units} and higher without {higher} (corrected p below .05).",
     "none": "Without a {unit} ({replacement}), {measure} never {falls}: the least favourable, {unit} {name}, takes it "
-    "from {intact:.3f} to {value:.3f}, by {change}; it is lower without {lower} of {units} and higher without {higher} "
-    "(corrected p below .05).",
+    "from {intact:.3f} to {value:.3f}, a change of {change}; it is lower without {lower} of {units} and higher "
+    "without {higher} (corrected p below .05).",
     "retrained": "If probes are retrained while one {unit} is ablated ({replacement}), the probe of layer {layer} is "
     "less accurate without {lower} of {units} (corrected p below .05); its {extreme} is without {unit} {name}: "
     "{change}.",
