@@ -36,7 +36,7 @@ test-all: $(INSTALLED)
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(ALL)" $(ARGS)
 
 # The same without the tests that `make test-kernels` runs: in CI, each of these runs once, under the other arithmetic.
-test-others: ALL += and not (numeric and not slow)
+test-others: ALL += and not numeric
 test-others: test-all
 
 # Numeric tests under the arithmetic of other processors.

@@ -40,8 +40,7 @@ _ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
 # Files are searched for the mark instead of imported, which would take as long as the tests.
 _MARK = re.compile(r"^(?:pytestmark = \[?\s*|@)pytest\.mark\.numeric\b", re.MULTILINE)
 
-# Whole runs on real models are left out: they are slow, and compute nothing that quick tests do not.
-_CHOICE = "numeric and not slow and not patient and not several and not fuzz and not base"
+_CHOICE = "numeric and not patient and not several and not fuzz and not base"
 
 
 def computing() -> list[Path]:

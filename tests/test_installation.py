@@ -100,6 +100,7 @@ def start(site: Path, *others: Path) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_it_starts_where_its_files_are_its_own(site: Path, tmp_path: Path) -> None:
     assert start(site) == (0, "nothing is cached in nothing\n")
     install_other(tmp_path / "elsewhere")
@@ -119,6 +120,7 @@ def test_a_folder_that_is_taken_for_the_package_is_named(tmp_path: Path) -> None
     assert (ended.returncode, ended.stderr.startswith(named)) == (2, True), ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("story", ["other first", "other last", "other removed"])
 def test_it_refuses_to_start_where_files_of_the_unrelated_distribution_are_mixed_with_its_own(
     story: str, site: Path

@@ -53,6 +53,7 @@ def case(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory,
     return Case(checkpoints["bert"], tmp_path_factory.mktemp("cache"), sentences)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(case: Case) -> None:
     passes = case.passes()
@@ -151,6 +152,7 @@ def test_ablation_changes_nothing_where_attention_is_uniform_already(
             assert not torch.equal(passes.run(AblationJob(block, head, "zero")), intact)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_not_read_costs_nothing_and_the_only_one_that_is_costs_all(
     tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]
 ) -> None:

@@ -108,6 +108,7 @@ def nothing_is_kept(cache: Path) -> bool:
 # --- what is right is kept ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_long_and_short_sentences_have_the_states_that_the_plain_model_gives_each_alone(
@@ -152,6 +153,7 @@ def test_sentences_of_all_lengths_are_compared_the_same_ones_each_time(
 # --- planted faults ---
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unexamined")
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -182,6 +184,7 @@ def test_a_model_that_does_not_repeat_itself_is_refused_before_the_extraction(
     assert nothing_is_kept(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", [depends_on_the_batch, leaks_padding])
 def test_sentences_that_others_change_are_read_with_those_of_their_length(
@@ -468,6 +471,7 @@ def test_an_entry_of_the_former_control_is_not_taken_for_one_of_moved_tokens(
 N_SENTENCES, N_WORDS = 1600, 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "roberta", "mpnet", "t5", "gpt2", "llama", "convbert", "deberta"])
 def test_nothing_but_chance_is_left_of_position_in_any_layer_however_the_model_is_told_of_order(
     family: str, checkpoints: dict[str, Path], tmp_path: Path

@@ -214,6 +214,7 @@ def test_a_second_reader_runs_the_same_weights_and_hooks_of_its_own(checkpoints:
     assert not {id(module) for module in copy.modules()} & {id(module) for module in encoder.modules()}
 
 
+@pytest.mark.slow
 def test_bfloat16_is_computed_and_stored_as_such(request_for: Callable[..., Request], tmp_path: Path) -> None:
     half = activations(request_for([2], dtype="bfloat16"), tmp_path / "cache", CPU)
     whole = activations(request_for([2]), tmp_path / "cache", CPU)

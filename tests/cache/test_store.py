@@ -624,6 +624,7 @@ def tell_what_is_there(results: Any) -> None:
     results.put(("probing.studies.fit" in sys.modules, gc.get_freeze_count() > 100_000))
 
 
+@pytest.mark.slow
 def test_processes_start_with_everything_imported_and_out_of_the_searches_for_garbage() -> None:
     context = processes()
     results = context.Queue()

@@ -178,6 +178,7 @@ def test_options_that_a_command_does_not_have_are_refused_by_its_name() -> None:
         run(wandb={"mod": "disabled"})
 
 
+@pytest.mark.slow
 def test_the_page_of_the_api_describes_the_options_as_help_does() -> None:
     pytest.importorskip("griffe", reason="griffe reads the source for the site; `make docs` installs it")
     functions = {name: load_command(where) for name, where in COMMANDS.items()}

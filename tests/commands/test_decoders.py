@@ -140,6 +140,7 @@ def test_fit_leaves_the_first_token_out_of_its_examples(
     assert n[0] - n[1] == (n_sentences if family in FIRST_IS_A_WORD else 0)
 
 
+@pytest.mark.slow
 def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
     checkpoints: dict[str, Path], tiny_model: Callable[..., Path], text: Path, place: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
     assert left.accuracy == right.accuracy
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: Path, place: Path) -> None:
     made = fitted(sink, text, place, name="again", first_token="exclude")
     # `rank` computes contributions again and refuses those that are not the run's.

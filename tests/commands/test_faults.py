@@ -207,6 +207,7 @@ def read_only() -> Iterator[Callable[[Path], None]]:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_whole_serves_those_who_cannot_write_it(
     options: list[str], whole: Run, tmp_path: Path, read_only: Callable[[Path], None]
 ) -> None:

@@ -314,6 +314,7 @@ def try_damages(n: int, place: Path, make: Callable[[Path, random.Random], Damag
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("n", [100, pytest.param(2000, marks=pytest.mark.fuzz)])
 def test_damaged_activations_are_read_or_refused(n: int, tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ def test_the_seed_decides_the_permutations() -> None:
     assert agree(a, b, seed=1)["kendall"].chance_low != agree(a, b, seed=2)["kendall"].chance_low
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_dead", [1, 30, 50])
 def test_neurons_dead_on_both_sides_do_not_make_rankings_agree(n_dead: int) -> None:
     significant, values = [], []

@@ -318,6 +318,7 @@ def in_two_pieces(folder: Path, pieces: Any, shuffle: bool) -> tuple[Data, Any]:
     return Data(train, validation, test, classes, False), encoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", ["first", "last", "mean"])
 def test_a_label_that_is_a_function_of_whole_words_is_not_above_the_token_alone(pieces: Any, tmp_path: Path) -> None:
     planted, encoder = in_two_pieces(tmp_path, pieces, shuffle=False)

@@ -401,6 +401,7 @@ def test_the_published_protocol_reports_on_the_pairs_it_chose_on() -> None:
     assert row["reported_on"] == "train"
 
 
+@pytest.mark.slow
 def test_scores_that_say_nothing_find_nothing_but_look_as_if_by_the_published_protocol() -> None:
     beyond, gains = 0, []
     for seed in range(20):

@@ -309,6 +309,7 @@ def test_units_of_columns_and_with_an_intercept_their_zeros_change_no_weight(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(factors=FACTORS, shifts=SHIFTS, intercept=st.booleans())
 def test_units_of_columns_change_nothing_in_a_run_or_a_warning_names_the_column(

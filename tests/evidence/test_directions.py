@@ -109,6 +109,7 @@ def test_the_same_signal_in_directions_is_within_the_band() -> None:
     assert plain["first_10_share_p"] > 0.05
 
 
+@pytest.mark.slow
 def test_noise_is_above_no_more_often_than_by_chance() -> None:
     """Neurons without a preferred basis, and a probe of shuffled labels: p is uniform."""
     p, n_above = [], 0
@@ -316,6 +317,7 @@ def test_numbers_are_compared_with_directions_too() -> None:
     assert "Layer 0 favours neurons" in " ".join(made.conclusions())
 
 
+@pytest.mark.slow
 def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> None:
     X, y = planted()
     for options in ({"rotations": 0, "controls": "none"}, {"evidence": "none"}):

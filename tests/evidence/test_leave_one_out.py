@@ -153,6 +153,7 @@ def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
         assert one.low <= exact <= one.high
 
 
+@pytest.mark.slow
 def test_removals_are_solved_to_a_part_of_their_interval_and_no_closer(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:

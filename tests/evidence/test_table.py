@@ -190,6 +190,7 @@ def test_the_table_does_not_depend_on_the_order_of_sentences_or_the_size_of_shar
     assert_same_tables(one, other)
 
 
+@pytest.mark.slow
 def test_the_table_does_not_depend_on_where_blocks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, states = planted(n4=informative, n9=constant)
     data = sides(make_store(tmp_path / "store", [states], tokens))
@@ -464,6 +465,7 @@ def test_real_activations_with_shuffled_labels_predict_nothing(
     assert fit.metrics["accuracy"] <= s / n + 3 * np.sqrt(s) / n
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     copies=st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True),

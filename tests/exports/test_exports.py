@@ -157,6 +157,7 @@ def test_latex_of_several_runs_has_their_accuracies_side_by_side_under_the_names
             probing.export([made, *more], "latex", tmp_path / "no", names)
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_again_with_other_names_and_shown(made: Run, tmp_path: Path) -> None:
     named: dict[str, Any] = {"model_name": "BERT", "label_name": "place"}
     of_accuracy: dict[str, Any] = {"only": "accuracy", "formats": ["svg"]}
@@ -416,6 +417,7 @@ def test_the_card_of_numbers_has_no_majority_class(pushed_made: Run) -> None:
     assert "- majority: accuracy of always predicting the most frequent class" in pushed_made.card()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["../evil.csv", "a/../../evil.csv", "/etc/evil.csv", "..\\evil.csv", "C:evil.csv"])
 def test_names_that_lead_out_of_the_folder_are_refused(
     name: str, pushed_made: Run, hub: LoopbackHub, tmp_path: Path
@@ -459,6 +461,7 @@ def test_results_of_many_files_or_bytes_are_not_downloaded(
     assert probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address).accuracy == pushed_made.accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [[], "9", -(10**12), 1.5, True])
 def test_files_whose_sizes_are_no_numbers_are_not_downloaded(
     pushed_made: Run, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: Any

@@ -130,6 +130,7 @@ def test_accuracies_of_a_single_layer_are_marks_beside_each_other(drawn: Drawn, 
     assert {line.get_linestyle() for line in axes.lines} == {"None"}  # nothing is joined, and nothing goes across
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [[0, 3, 6], list(range(25))])
 def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], drawn: Drawn, tmp_path: Path) -> None:
     figures.write_figures(tmp_path, {"accuracy": accuracy(layers), "neurons": neurons(layers, 16)}, "position", "tiny")
@@ -603,6 +604,7 @@ def test_only_the_formats_that_are_asked_for_are_written(formats: list[str], tmp
     assert {file.name for file in tmp_path.iterdir()} == {f"drawn.{form}" for form in formats}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("images")
 def test_vector_forms_have_the_width_of_a_column_or_of_a_page(tmp_path: Path) -> None:
     draw(tmp_path / "one", FORMATS)

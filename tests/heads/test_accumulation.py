@@ -98,6 +98,7 @@ def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[
 PLAIN = Measure.of_blocks("plain", sums_of)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_sums_are_those_of_a_loop_over_single_sentences(
@@ -195,6 +196,7 @@ def contents(cache: Path) -> dict[str, bytes]:
     return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*.safetensors"))}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
@@ -212,6 +214,7 @@ def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     assert third.n == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_shards")
 def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
     request_for: Callable[..., Request], tmp_path: Path
@@ -267,6 +270,7 @@ def test_the_stored_sums_are_an_entry_of_the_cache(
     assert f"{1 + len(store.plan.shards)} cached files" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
 def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str) -> None:
     source = resolve_model(str(checkpoints[family]))

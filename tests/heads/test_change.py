@@ -314,6 +314,7 @@ def resized(folder: Path, family: str, **sizes: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

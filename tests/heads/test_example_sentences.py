@@ -236,6 +236,7 @@ def values_of(weights: np.ndarray, segments: list[int | None], causal: bool) -> 
     return above(found[0], expected[0]), above(found[1], expected[1]), above(found[2], expected[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_values_are_those_of_a_loop_over_single_pairs(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
@@ -380,6 +381,7 @@ def test_a_head_is_shaded_where_it_beats_the_offset() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "4"]
 
 
+@pytest.mark.slow
 @rendered()
 def test_examples_come_in_the_formats_that_are_asked_for(tmp_path: Path) -> None:
     write_examples(tmp_path, examples(3))

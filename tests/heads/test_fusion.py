@@ -278,6 +278,7 @@ def test_training_ends_where_the_probe_alone_can_gain_nothing(planted: Sides) ->
     assert again.objective + of_fusion <= found.objective + 1e-6
 
 
+@pytest.mark.slow
 def test_a_gate_finds_which_layer_each_token_has_its_position_in(tmp_path: Path) -> None:
     """A flag in the first neuron says in which of two layers a token has its position; no alpha is right for all."""
     tokens = make_tokens([9, 8, 10] * 40)

@@ -104,6 +104,7 @@ def macro_f1(noise: float) -> float:
     return float(np.mean(scores))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "least"), [(0.0, 0.97), (0.1, 0.97), (0.2, 0.97), (0.3, 0.97), (0.4, 0.85)])
 def test_generated_maps_get_their_class(noise: float, least: float) -> None:
     assert macro_f1(noise) >= least
@@ -410,6 +411,7 @@ def uniform_model(folder: Path, name: str, sentences: list[str], implementation:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
@@ -443,6 +445,7 @@ def test_uniform_heads_have_entropy_1_lift_1_and_no_pattern(
     assert_close(rolled[:, :, 0], rolled[:, :, 1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", LOCAL)
 def test_the_mask_is_that_of_the_model_even_where_attention_is_sharp(

@@ -300,6 +300,7 @@ def maps_of_model(request: Request, tokens: Tokens) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_links_at_a_fixed_place_are_no_role_in_a_randomly_initialised_model(checkpoints: dict[str, Path]) -> None:
     corpus = from_words("made up", [text.split() for text in make_sentences(200, longest=12)])
     source = resolve_model(str(checkpoints["bert"]))
@@ -353,6 +354,7 @@ def test_scores_are_read_from_a_model(checkpoints: dict[str, Path], long_sentenc
     assert role_scores(pairs_of(fewer, tokens, 0)).settings != measure.settings
 
 
+@pytest.mark.slow
 def test_fillers_of_one_predicate_are_no_evidence_of_their_own() -> None:
     """Predicates with four random fillers, in maps in which some words attend to all others and some to none."""
     tokens, upos = tokens_and_upos(8)

@@ -53,6 +53,7 @@ def read(encoder: Any, batch: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", READ)
 def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])

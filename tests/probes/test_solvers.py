@@ -575,6 +575,7 @@ def minimum(x: NDArray[np.float64], y: NDArray[np.int64]) -> float:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*float32 hardly resolves it")  # at 1e6
 @pytest.mark.parametrize(
     ("offset", "shifted", "scale"),

@@ -309,6 +309,7 @@ def test_every_probe_has_one_row(rows: list[dict[str, Any]]) -> None:
     assert not any(row["accuracy_low"] > row["accuracy"] or row["accuracy"] > row["accuracy_high"] for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 16])
 def test_probes_are_right_as_often_as_sklearn_says(
     counted_planted: Planted, monkeypatch: pytest.MonkeyPatch, k: int
@@ -441,6 +442,7 @@ def test_with_all_but_a_few_neurons_the_advantage_is_gone(feature_rows: list[dic
     assert many < few / 2
 
 
+@pytest.mark.slow
 def test_shuffled_labels_find_nothing_in_any_basis(tmp_path: Path) -> None:
     found = basis_rows(feature_planted(tmp_path / "s", shuffled=True), 0, FEATURE_TRAINING, False, 0)
     assert all(row.get("features", "unresolved") == "unresolved" for row in found)
@@ -570,6 +572,7 @@ def test_planted_neurons_are_above_directions_and_rotated_ones_are_within_the_ba
             assert (p <= 0.05) == is_planted, (method, name)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     states, tokens = rotated_planted()
     states = states * np.exp(np.random.default_rng(1).uniform(-2, 2, ROTATED_D)) + np.random.default_rng(2).uniform(
@@ -620,6 +623,7 @@ def test_scores_are_those_of_a_plain_loop(tmp_path: Path) -> None:
             np.testing.assert_allclose(own.numpy(), ordered, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_of_isotropic_noise_p_is_uniform(tmp_path: Path) -> None:
     """Weights of chance, and classes that go with nothing."""
     p: dict[str, list[float]] = {name: [] for name in SCORES}

@@ -244,6 +244,7 @@ def one_by_one(inputs: dict[str, Tensor], neutral: bool) -> list[dict[str, Tenso
     return [{name: values[i : i + 1, :n] for name, values in inputs.items()} for i, n in enumerate(lengths)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_the_later_layers_are_those_of_the_whole_model_to_the_bit(family: str, checkpoints: dict[str, Path]) -> None:
@@ -622,6 +623,7 @@ def tuned_case(checkpoints: dict[str, Path], tmp_path: Path) -> Callable[..., Tu
 TUNED_FAMILIES = ["bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "modernbert"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["sentences", "tokens"])
 @pytest.mark.parametrize("family", TUNED_FAMILIES)
 def test_the_head_by_itself_gives_what_the_model_gives(

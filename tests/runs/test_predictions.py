@@ -98,6 +98,7 @@ def test_predictions_on_the_test_sentences_have_the_accuracy_of_the_run(
     assert all(row["token"] in row["word"] for row in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", ["last", "mean"])
 def test_words_are_read_as_the_task_reads_them(
     pieces: str, place: Path, checkpoints: dict[str, Path], treebank: Path
@@ -117,6 +118,7 @@ def test_words_are_read_as_the_task_reads_them(
     assert accuracies(rows, gold, "word_index") == of_run(run)
 
 
+@pytest.mark.slow
 def test_sentences_have_a_row_each(place: Path, checkpoints: dict[str, Path]) -> None:
     generator = np.random.default_rng(1)
     kinds = {name: [" ".join(generator.choice(words, 5)) for _ in range(70)] for name, words in TAGS.items()}

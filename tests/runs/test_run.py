@@ -320,6 +320,7 @@ def test_the_weight_gives_the_accuracy_on_the_test_sentences(
     assert run.test_sentences == [every[i] for i in tested]
 
 
+@pytest.mark.slow
 def test_test_sentences_of_a_text_that_is_no_longer_the_same_are_refused(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -464,6 +465,7 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     try_pipes(few, tmp_path, checkpoints["bert"])
 
@@ -503,6 +505,7 @@ def try_damages(kinds: Kinds, n: int, place: Path, model: Path, share: float) ->
     return counts
 
 
+@pytest.mark.slow
 def test_damaged_runs_are_read_or_refused(
     few: Kinds, checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -360,6 +360,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
     np.testing.assert_allclose(found["mps"], found["cpu"], rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = from_sentences("made up", make_sentences(30))
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)

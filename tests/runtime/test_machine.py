@@ -378,6 +378,7 @@ def test_a_file_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
         write_tensors(tmp_path, {"x": torch.ones(3)})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_a_folder")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=6))

@@ -139,6 +139,7 @@ def test_linear_maps_change_no_setting_of_the_process(monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_threads_that_run_passes_at_the_same_time_do_not_change_what_the_others_compute(
     numbers: torch.Generator,
 ) -> None:

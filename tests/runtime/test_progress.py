@@ -80,6 +80,7 @@ def screens(seen: str) -> Iterator[list[str]]:
         yield list(lines)
 
 
+@pytest.mark.slow
 def test_a_log_has_a_line_for_each_stage_and_a_terminal_one_line_which_vanishes(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_log_has_a_line_for_each_stage_and_a_terminal_one_line_which_vanishes(
     assert not any("/6]" in line for line in list(screens(seen))[-1])
 
 
+@pytest.mark.slow
 def test_quiet_says_what_was_left_out_at_a_terminal_and_not_how_far_it_is(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

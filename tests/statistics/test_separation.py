@@ -474,6 +474,7 @@ def of_positions(generator: np.random.Generator, d: int) -> tuple[Rows, Rows, Ro
     return states + 2 * generator.standard_normal((sentences.max() + 1, d))[sentences], labels, given, sentences, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("design", [of_tokens, of_few_each, of_sentences, of_documents, of_positions])
 def test_p_values_keep_their_rate(design: ConditionalDesign) -> None:
     drawn = [design(np.random.default_rng([7, seed]), 30) for seed in range(40)]

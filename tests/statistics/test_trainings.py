@@ -283,6 +283,7 @@ def test_without_a_change_or_a_pair_nothing_is_known_of_a_share() -> None:
     assert math.isnan(common_share([0.5], []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "scale"), [(2, 1), (3, 1), (3, 3), (5, 1)])
 def test_seeds_alone_are_claimed_in_few_families_of_measures(n: int, scale: float) -> None:
     """60 skewed measures that vary together; at most 1 in 20 families is expected, and 27 of 400 is its 95% bound."""
@@ -412,6 +413,7 @@ def test_eta_squared_times_variance_adds_up_to_the_share_of_positions() -> None:
     np.testing.assert_allclose(standardised, np.mean(eta_squared), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [1, 30])
 def test_positions_in_random_order_have_no_share(largest: float) -> None:
     """In at least 19 of 20 draws the interval holds 0, also where one neuron has nearly all of the variance."""

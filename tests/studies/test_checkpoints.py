@@ -312,6 +312,7 @@ def test_checkpoints_that_read_the_text_differently_are_refused(
         measured(place, [place / "step0", other], measures="geometry", cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_a_later_one_is_measured_once_and_is_no_earlier_emergence(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> 
     return path
 
 
+@pytest.mark.slow
 @rendered()
 def test_pairs_and_changes_are_on_disk_and_repeat(
     model: Path, pairs: Path, treebank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -548,6 +549,7 @@ def naive_pll(model: Any, tokenizer: Any, sentence: str) -> float:
     return float(total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_masked_model_scores_a_sentence_as_a_loop_does(
     family: str, folders: dict[str, Path], sentences: list[str], tmp_path: Path
@@ -603,6 +605,7 @@ def test_a_decoder_that_reads_ahead_is_refused(
         sentence_survey(predictor, pairs, "cloze", from_sentences("x", sentences), 200, print)
 
 
+@pytest.mark.slow
 def test_baselines_are_frequency_and_length(folders: dict[str, Path], sentences: list[str], tmp_path: Path) -> None:
     predictor = Predictor.of(resolve_model(str(folders["bert"])), CPU, decoders=True)
     pairs, _ = read_sentence_pairs(str(write_pairs(tmp_path / "s.tsv", sentences)), "cloze")
@@ -721,6 +724,7 @@ def test_verdicts_follow_from_intervals() -> None:
     )
 
 
+@pytest.mark.slow
 @rendered()
 def test_sentences_and_facts_from_end_to_end(
     folders: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -151,6 +151,7 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
     assert "As published, which can be too high" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
     assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
@@ -173,6 +174,7 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
 
+@pytest.mark.slow
 def test_sentences_that_no_vector_stands_for_are_counted(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +212,7 @@ def test_pairs_without_a_score_are_left_out_and_counted(
     assert after.sts == before.sts
 
 
+@pytest.mark.slow
 def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
     data: Path, options: dict[str, Any]
 ) -> None:
@@ -310,6 +313,7 @@ def test_shuffled_labels_find_nothing(wic_data: Path, options: dict[str, Any]) -
     assert "Layer and threshold selected on train" in repr(found)
 
 
+@pytest.mark.slow
 def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, options: dict[str, Any]) -> None:
     before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     write_wic(wic_data, "dev", shuffled(word_pairs(60, 7), 0))

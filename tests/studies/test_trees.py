@@ -109,6 +109,7 @@ def test_objective_and_predictions_are_those_of_a_loop_in_float64() -> None:
             assert of_sentence[i, j] == pytest.approx(difference @ matrix @ difference, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.05, 1e-3])
 def test_the_optimum_of_a_projected_method_is_within_the_gap(share: float) -> None:
     vectors = drawn(30, 8, seed=3)
@@ -269,6 +270,7 @@ def options(tmp_path: Path, checkpoints: dict[str, Path]) -> list[str]:
     return [*(f"--{name}={value}" for name, value in places.items()), "--figure_format=png"]
 
 
+@pytest.mark.slow
 def test_random_trees_are_decoded_at_chance_by_the_command(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

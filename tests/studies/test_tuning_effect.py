@@ -94,6 +94,7 @@ def test_below_the_planted_block_nothing_is_changed_at_all(found: Result) -> Non
     assert all(row["change"] == 0 for row in below)
 
 
+@pytest.mark.slow
 def test_what_seeds_alone_change_is_not_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "null", planted["seeds"], planted["others"], measures=["states"])
     assert {row["by_task"] for row in found.layer_changes} == {"not shown"}
@@ -124,6 +125,7 @@ def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, 
     assert any("tuned on shuffled labels, such as" in line for line in found.conclusions())
 
 
+@pytest.mark.slow
 def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any], found: Result) -> None:
     cache = planted["place"] / "runs" / "cache"
     before = {path.name for path in cache.iterdir() if path.is_dir()}
@@ -134,6 +136,7 @@ def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any],
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before
 
 
+@pytest.mark.slow
 def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_block: Path) -> None:
     lines = [f'{{"text": "{text}", "label": {i % 2}}}' for i, text in enumerate(make_sentences(200, longest=8))]
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -188,6 +191,7 @@ def test_what_cannot_be_compared_is_refused(
     assert not [path for path in runs.glob("*") if path.name != "cache"]
 
 
+@pytest.mark.slow
 def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again(
     planted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +254,7 @@ def rule_changes(value: Callable[[str, str, int, int, int], float], seeds: int, 
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "orders"), [(3, 1), (3, 3), (5, 1)])
 def test_seeds_alone_are_called_the_tasks_in_few_runs(seeds: int, orders: int) -> None:
     """At most 1 in 20 is expected, and more than 8 of 60 have a probability of .003; all 70 rows of a run count."""

@@ -193,6 +193,7 @@ def spoken(kind: str, **options: Any) -> str:
 # --- one rule after the other ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "by", "not_by"),
     [

@@ -226,6 +226,7 @@ def test_text_without_enough_numerals_is_refused_in_one_sentence(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_values_are_fitted_compared_with_the_token_alone_and_predicted(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -464,6 +465,7 @@ def test_labels_permuted_within_sentences_find_nothing(task: SpanTask, column: i
     assert (of_draws[:100] > np.quantile(of_draws[100:], 0.95)).sum() <= 10
 
 
+@pytest.mark.slow
 def test_controls_read_the_spans_of_other_states(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     path = jiant(tmp_path, roles())
     run = fit(
@@ -492,6 +494,7 @@ def test_controls_read_the_spans_of_other_states(checkpoints: dict[str, Path], t
         finetune(task="spans", runs=str(tmp_path / "none"), **other)
 
 
+@pytest.mark.slow
 def test_pairs_are_fitted_ranked_and_compared_and_their_neurons_named(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -546,6 +546,7 @@ def one(found: Iterable[str]) -> str:
     return it
 
 
+@pytest.mark.slow
 def test_the_run_that_an_agent_asked_for_is_the_run(
     folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +569,7 @@ def test_the_run_that_an_agent_asked_for_is_the_run(
     assert (offline.run["id"], offline.run["sweep"], offline.run["project"]) == ("asked", "grid", "elsewhere")
 
 
+@pytest.mark.slow
 def test_logs_of_runs_before_outlast_one_that_cannot_start(
     folder: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,6 +693,7 @@ def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder:
 # Online
 
 
+@pytest.mark.slow
 def test_an_online_run_arrives_whole(folder: Path, server: WandbServer) -> None:
     tracker = track(folder, entity="lab")
     log_all(tracker, folder)

@@ -298,6 +298,7 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     assert sum("Spearman's correlation (STS12) of layer 3" in line for line in made.conclusions()) == 5
 
 
+@pytest.mark.slow
 def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is_more_than_its_block(
     place: Path, tmp_path: Path, corpus_file: Path, long_sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

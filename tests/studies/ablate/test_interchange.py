@@ -201,6 +201,7 @@ def naive(
     return n, carried, kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["everywhere", "words"])
 def test_it_is_what_hooks_on_the_model_give(
     at: str, paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, checkpoints: dict[str, Path]
@@ -344,6 +345,7 @@ def masked_naive(checkpoint: Path, couples: list[Couple], neurons: list[int], wo
     return moved / total, total / (2 * len(couples))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["everywhere", "words"])
 def test_it_is_what_hooks_on_the_model_and_its_head_give(
     at: str, masked_subject: InterventionSetup, checkpoint: Path

@@ -112,6 +112,7 @@ def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
         assert torch.equal(states[layer], case.text.states(layer))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case, at: Place) -> None:

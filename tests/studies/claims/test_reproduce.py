@@ -81,6 +81,7 @@ def test_the_markdown_table_is_the_same(place: Path) -> None:
     assert {len(line.replace("\\|", "").split("|")) for line in lines[2:]} == {11}
 
 
+@pytest.mark.slow
 def test_finished_runs_are_taken_and_what_a_killed_command_left_is_made(
     place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -338,6 +339,7 @@ def test_heads_of_a_model_of_the_survey_are_judged_by_masked_words_and_of_others
         assert "more text" in rows[30]["lacking"]  # a half of the test sentences has no interval
 
 
+@pytest.mark.slow
 def test_what_a_model_or_a_text_does_not_have_is_said(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -125,6 +125,7 @@ def argued(folder: Path, short_text: Path, runs: Path, *options: str) -> list[st
             f"--corpus={short_text}", f"--runs={runs}", *options]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     place: Path, short_text: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_model_that_rotates_queries_has_everything_but_heads_without_outliers(
     assert "held_outliers" not in there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "table"), [("gpt2", "wte"), ("mpnet", "embeddings.word_embeddings")])
 def test_attention_without_outliers_is_that_of_the_model_behind_norms_masks_and_relative_biases(
     family: str, table: str, place: Path, short_text: Path, sentences: list[str], tmp_path: Path,

@@ -161,6 +161,7 @@ def test_sizes_count_bytes_of_the_dtype(request_of: Request) -> None:
     assert mlp.width == Blocks.of(request_of_config(request_of)).d_mlp
 
 
+@pytest.mark.slow
 def test_fit_says_what_a_large_run_takes_and_refuses_one_without_memory(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -395,6 +396,7 @@ def test_a_transform_and_an_intercept_go_together(
     assert right / run.accuracy[1]["n_test_tokens"] == pytest.approx(run.accuracy[1]["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_neurons_are_shown_by_centred_contribution(
     made: dict[bool, probing.Run], tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str],
     capsys: pytest.CaptureFixture[str],

@@ -198,6 +198,7 @@ def test_a_layer_alone_gives_what_it_gives_among_others(run: Run) -> None:
     assert alone.accuracy == [row for row in run.accuracy if row["layer"] == 2]
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_split(run: Run) -> None:
     other = again(run, seed=1, name="seed-1")
     assert other.accuracy != run.accuracy
@@ -470,6 +471,7 @@ def test_a_server_that_is_absent_slow_or_dying_costs_one_warning(
     assert f"cd {made.folder} && wandb sync wandb/{tracked.folder.name}" in output.out
 
 
+@pytest.mark.slow
 def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

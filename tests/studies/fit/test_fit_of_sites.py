@@ -178,6 +178,7 @@ def test_a_run_says_its_site_and_what_a_neuron_is(
     assert "head" not in made("residual").neurons[0]
 
 
+@pytest.mark.slow
 def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[[str], Run]) -> None:
     run = made("attention")
     assert all(row["head"] == 1 + row["neuron"] // 8 for row in run.neurons)
@@ -194,6 +195,7 @@ def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[
     assert "Attention head that the neuron belongs to" in page
 
 
+@pytest.mark.slow
 def test_a_run_of_a_site_is_ranked_again_compared_and_reported(
     made: Callable[[str], Run], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -554,6 +556,7 @@ def test_a_dictionary_of_another_width_is_refused(
         fitted(checkpoints, corpus_file, tmp_path, f"sae:{folder}")
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

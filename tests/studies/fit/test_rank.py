@@ -361,6 +361,7 @@ def test_a_run_where_rankings_cannot_be_written_is_refused(plain: Path, tmp_path
         rank(str(copy), method="anova", quiet=True, wandb=NO_WANDB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [lambda text: text.replace("ranking", "layer", 1), lambda text: text[:-5], lambda _: ""]
 )

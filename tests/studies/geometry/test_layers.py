@@ -351,6 +351,7 @@ def test_isoscore_is_the_published_algorithm_and_the_participation_ratio(scales:
     assert found == pytest.approx((values.sum() ** 2 / (values**2).sum() - 1) / 5, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_planted_cases() -> None:
     # F3 of the specification: a sphere, one direction, and a sphere far from 0.
     def measured(x: Tensor) -> tuple[float, float, float]:

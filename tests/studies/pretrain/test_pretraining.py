@@ -345,6 +345,7 @@ def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("stop", [3, 4])
 def test_a_training_goes_on_to_the_same_bytes_with_dropout_and_accumulated_gradients(tmp_path: Path, stop: int) -> None:
