@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ from probing.cli.options import (
     Wandb,
     WandbOptions,
     as_options,
+    chosen,
     configuration,
     figure_formats,
     layer_numbers,
     option,
     rotation_problems,
 )
-from probing.errors import UserError, did_you_mean, out_of_range, refuse
+from probing.errors import UserError, out_of_range, refuse
 from probing.models import from_the_end, neuron_of, site_of
 from probing.results import Row, Table, cells_table, layers_named, read_csv, read_rows, shown_table, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
@@ -144,7 +145,8 @@ def rank(options: RankOptions) -> Rankings:
         from probing.probes.rankings import METHODS
         from probing.studies.fit.estimate import RankingEvaluation, erasure_rows, rank_layers
 
-        methods = _methods(options.method or ("contribution" if options.erase or options.curves else "all"), METHODS)
+        default = "contribution" if options.erase or options.curves else "all"
+        methods = chosen("--method", options.method or default, tuple(METHODS))
         if options.curves and methods == ["random"]:
             raise UserError("`--curves`: random neurons are part of every comparison; name a ranking with --method.")
         width = run.weight.shape[2]
@@ -267,17 +269,6 @@ def _layers(layer: Layers, run: Run) -> list[int]:
     if missing := [number for number in selected if number not in run_layers]:
         raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {layers_named(run_layers)} alone.")
     return selected
-
-
-def _methods(selection: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
-    names = [name.strip() for name in selection.split(",")] if isinstance(selection, str) else list(selection)
-    if names == ["all"]:
-        return list(known)
-    for name in names:
-        if name not in known:
-            near = did_you_mean(name, known)
-            raise UserError(f"`--method {name}` is no method{near}; they are {', '.join(known)}, or all.")
-    return [name for name in known if name in names]
 
 
 def _track(
