@@ -17,6 +17,7 @@ from probing.studies.ablate.neuron_tables import INTERVENTIONS
 from probing.studies.compare import tables as of_compare
 from probing.studies.compare.tables import AGREEMENT
 from probing.studies.geometry.tables import (
+    DIMENSIONS,
     FIRST_TOKEN,
     GEOMETRY,
     MEASURES,
@@ -176,10 +177,11 @@ def _comparison(folder: Path, runs: list[Path]) -> Path:
 
 def _geometry(folder: Path) -> Path:
     measured = [
-        {"layer": k, "transform": transform, "measure": measure, "value": 0.5}
+        {"layer": k, "transform": transform, "measure": measure, "value": 0.5, "n_tokens": 900}
         for k in (0, 2) for transform in ("clip_random", *SPACES) for measure in MEASURES
     ]  # fmt: skip
     outliers = [{"definition": "variance", "layer": 0, "neuron": 1, "value": 9.5, "special_tokens": "exclude"}]
+    dimensions = [{"layer": k, "neuron": 1, "cosine_share": 0.4} for k in (0, 2)]
     of_blocks = (
         "distance_ratio", "sigma_1", "sigma_2", "sigma_product", "share_sigma_product_above_1", "gain_1", "gain_2",
         "attention_factor", "feed_forward_factor", "bound_per_matrix", "bound_published", "largest_share_of_bound",
@@ -213,11 +215,11 @@ def _geometry(folder: Path) -> Path:
     }
     tables: dict[str, tuple[list[Any], Any]] = {
         "geometry": (measured, tuple(GEOMETRY.types)), "outliers": (outliers, tuple(OUTLIERS.types)),
-        "smoothing": (smoothing, tuple(SMOOTHING.types)), 
+        "dimensions": (dimensions, tuple(DIMENSIONS.types)), "smoothing": (smoothing, tuple(SMOOTHING.types)), 
         "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
         "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
     }  # fmt: skip
-    return _write(folder, "geometry", tables)
+    return _write(folder, "geometry", tables, clipped={"0": [1], "2": [1]})
 
 
 def _ablation(folder: Path) -> Path:

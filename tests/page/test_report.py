@@ -306,16 +306,20 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
 
 
 def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> None:
-    folder = measured(tmp_path / "shape", "geometry")
+    folder = measured(tmp_path / "shape", "geometry", results={"clipped": {"2": [7]}})
     (folder / "geometry.csv").write_text(
         "layer,transform,measure,value,low,high,n_tokens\n0,none,mean_cosine,0.51234,0.5,0.53,900\n"
-        "2,none,mean_cosine,0.71,,,900\n2,clip,mean_cosine,0.12,,,900\n",
+        "2,none,mean_cosine,0.71,,,900\n2,none,mean_energy_share,0.64,,,900\n2,none,mean_cosine_centred,0.01,,,900\n"
+        "2,clip,mean_cosine,0.12,,,900\n",
         encoding="utf-8",
     )
+    (folder / "dimensions.csv").write_text("layer,neuron,cosine_share\n2,7,0.83\n", encoding="utf-8")
     (folder / "outliers.csv").write_text("layer,definition,neuron,value\n2,argmax_share,7,0.875\n", encoding="utf-8")
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     assert "Geometry: shape" in text
+    assert "The mean cosine is highest in layer 2: 0.710, of which neuron 7 alone contributes 83%." in text
+    assert "Clipping 7 changes the mean cosine of layer 2 from 0.710 to 0.120" in text
     assert "0.512 (0.5 to 0.53)" in text
     assert "Measures of each layer, clipped" in text
     assert "untransformed, layer 2: 0.710" in text
@@ -330,10 +334,13 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
         assert absent not in page
 
 
-def measured(folder: Path, kind: str, **tables: tuple[list[dict[str, Any]], Sequence[str]]) -> Path:
+def measured(
+    folder: Path, kind: str, results: Mapping[str, Any] | None = None,
+    **tables: tuple[list[dict[str, Any]], Sequence[str]],
+) -> Path:  # fmt: skip
     """Write tables as a command of that kind does."""
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"kind": kind}), encoding="utf-8")
+    (folder / "results.json").write_text(json.dumps({"kind": kind, **(results or {})}), encoding="utf-8")
     (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)

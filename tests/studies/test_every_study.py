@@ -33,6 +33,8 @@ from report_runs import treebank
 from small_data import word_pairs, write_sts, write_wic
 from wandb_stand_in import read_offline_runs
 
+pytestmark = pytest.mark.slow
+
 # An encoder that is pretrained within a second.
 SMALL = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_feedforward": 16, "vocabulary": 100, "row_length": 16}
 
@@ -140,7 +142,6 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
     return Made(tmp_path_factory.mktemp("every"), corpus_file, sentences)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> None:
     one = made(name)
@@ -176,14 +177,12 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> N
         assert term in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_the_options_of_a_run_are_those_of_its_command(name: str, made: Made) -> None:
     options = made(name).folder / "config.yaml"
     assert not options.exists() or run(COMMANDS, [name, "--config", str(options), "--print_config"]) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_a_command_answers_in_35_lines_and_says_that_there_is_more(
     name: str, made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -214,7 +213,6 @@ def test_a_command_answers_in_35_lines_and_says_that_there_is_more(
     assert ("--verbose prints all" in where) or (is_all and len(results.tables()) <= 2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_no_number_of_its_tables_is_cut(name: str, made: Made) -> None:
     for table in made(name).tables():

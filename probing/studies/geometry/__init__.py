@@ -22,7 +22,9 @@ from probing.cli.options import (
 )
 from probing.errors import out_of_range, refuse
 from probing.models import load_encoder, load_tokenizer
-from probing.runs import Result, Study, Terms, study_of
+from probing.registry import ACTIONS, load
+from probing.results import Html
+from probing.runs import Result, SectionPlace, Study, Terms, folded, framed, section_of, study_of
 from probing.runs.call import Call, Measurements
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
@@ -156,9 +158,7 @@ class Geometry(Study):
 
     def tables(self, result: Result) -> list[Any]:
         """Return the measurements."""
-        return [
-            *tables.tables(result), *first_token_tables(result.first_token), *inside.inside_tables(result.by_name),
-        ]  # fmt: skip
+        return [*tables.tables(result), *self._on_request(result)]
 
     def charts(self, result: Result) -> list[Chart]:
         """Return the charts of the layers, of what explains outliers, and of the bound of smoothing."""
@@ -184,6 +184,15 @@ class Geometry(Study):
     def more_tables(self, result: Result) -> list[Any]:
         """Return all measures of each layer by transform, and the outliers."""
         return tables.more_tables(result)
+
+    def _on_request(self, result: Result) -> list[Any]:
+        return [*first_token_tables(result.first_token), *inside.inside_tables(result.by_name)]
+
+    def section(self, result: Result, place: SectionPlace) -> Html:
+        """Return the conclusions, the charts of the layers, their measures, and what is measured on request."""
+        charts = load(ACTIONS["charts_html"])(tables.charts(result.geometry))
+        more = [*folded(self.more_tables(result)), *framed(self._on_request(result))]
+        return section_of(result, place.anchor, *charts, *more)
 
     def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
