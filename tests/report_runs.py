@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +145,11 @@ def _numbers_of(columns: Sequence[str]) -> dict[str, Any]:
     return {name: sizes.get(name, 1 if type_of(name) is int else 0.5) for name in columns}
 
 
-def _write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **results: Any) -> Path:
-    folder.mkdir()
+def write_study(folder: Path, kind: str, tables: Mapping[str, tuple[list[Any], Sequence[str]]], **results: Any) -> Path:
+    """Write tables, and what `results.json` has, as a command of that kind does."""
+    folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps({"kind": kind, **results}), encoding="utf-8")
-    (folder / "config.yaml").write_text("top: 10\n", encoding="utf-8")
+    (folder / "config.yaml").write_text(f"top: 10\nname: the config of {folder.name}\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)
     complete(folder)
@@ -172,7 +173,9 @@ def _comparison(folder: Path, runs: list[Path]) -> Path:
         "top_everywhere": ([everywhere], [*everywhere]),
     }
     of_runs, shown = {run.name: str(run) for run in runs}, {"first, second": 0}
-    return _write(folder, "comparison", tables, runs=of_runs, verdicts={}, said=["A sentence."], shown_layers=shown)
+    return write_study(
+        folder, "comparison", tables, runs=of_runs, verdicts={}, said=["A sentence."], shown_layers=shown
+    )
 
 
 def _geometry(folder: Path) -> Path:
@@ -219,7 +222,7 @@ def _geometry(folder: Path) -> Path:
         "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
         "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
     }  # fmt: skip
-    return _write(folder, "geometry", tables, clipped={"0": [1], "2": [1]})
+    return write_study(folder, "geometry", tables, clipped={"0": [1], "2": [1]})
 
 
 def _ablation(folder: Path) -> Path:
@@ -229,7 +232,7 @@ def _ablation(folder: Path) -> Path:
         ends = {"effect_low": 0.05, "effect_high": 0.15}
         effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
         effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
-    return _write(folder, "ablation", {"interventions": (effects, tuple(INTERVENTIONS.types))})
+    return write_study(folder, "ablation", {"interventions": (effects, tuple(INTERVENTIONS.types))})
 
 
 def _evaluations(place: Path) -> list[Path]:
@@ -250,8 +253,8 @@ def _evaluations(place: Path) -> list[Path]:
         )
     }
     return [
-        _write(place / "senses", "word-in-context evaluation", wic),
-        _write(place / "alike", "similarity evaluation", sts),
+        write_study(place / "senses", "word-in-context evaluation", wic),
+        write_study(place / "alike", "similarity evaluation", sts),
     ]
 
 

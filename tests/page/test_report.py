@@ -53,8 +53,8 @@ from probing.studies.compare.tables import heat_map
 from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.conclusions import compare_with_controls, not_above
 from probing.tables.figures import Chart, Line, Panel
-from report_runs import QUICKLY, make_run, points_of
-from written import complete, read_csv, write_csv
+from report_runs import QUICKLY, make_run, points_of, write_study
+from written import read_csv, write_csv
 
 NO_WANDB: Any = {"mode": "disabled"}
 EVIL = "<img src=x onerror=alert(1)>"
@@ -306,7 +306,7 @@ def test_the_runs_of_a_comparison_that_moved_are_asked_for(
 
 
 def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> None:
-    folder = measured(tmp_path / "shape", "geometry", results={"clipped": {"2": [7]}})
+    folder = write_study(tmp_path / "shape", "geometry", {}, clipped={"2": [7]})
     (folder / "geometry.csv").write_text(
         "layer,transform,measure,value,low,high,n_tokens\n0,none,mean_cosine,0.51234,0.5,0.53,900\n"
         "2,none,mean_cosine,0.71,,,900\n2,none,mean_energy_share,0.64,,,900\n2,none,mean_cosine_centred,0.01,,,900\n"
@@ -334,20 +334,6 @@ def test_geometry_is_shown_where_it_was_measured(runs: Path, tmp_path: Path) -> 
         assert absent not in page
 
 
-def measured(
-    folder: Path, kind: str, results: Mapping[str, Any] | None = None,
-    **tables: tuple[list[dict[str, Any]], Sequence[str]],
-) -> Path:  # fmt: skip
-    """Write tables as a command of that kind does."""
-    folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"kind": kind, **(results or {})}), encoding="utf-8")
-    (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n", encoding="utf-8")
-    for name, (rows, columns) in tables.items():
-        write_csv(folder / f"{name}.csv", rows, columns)
-    complete(folder)
-    return folder
-
-
 def cells(tables: Sequence[Any]) -> list[list[str]]:
     """Return the columns of rich tables, headings first."""
     return [[str(column.header), *map(str, column.cells)] for shown in tables for column in shown.columns]
@@ -371,7 +357,7 @@ def word_senses(place: Path) -> tuple[Path, list[dict[str, Any]], list[dict[str,
         {"protocol": "published", "transform": "none", "layer": 0, "threshold": 0.6, "accuracy": 0.7777},
     ]  # fmt: skip
     tables = {"wic": (rows, tuple(WIC.types)), "chosen": (chosen, tuple(WIC_CHOSEN.types))}
-    return measured(place / "senses", "word-in-context evaluation", **tables), rows, chosen
+    return write_study(place / "senses", "word-in-context evaluation", tables), rows, chosen
 
 
 def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: Path) -> None:
@@ -402,7 +388,7 @@ def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(run
         for how in ("all", "mean", "wmean")
     ]
     tables = {"sts": (rows, tuple(STS.types)), "chosen": (chosen, tuple(STS_CHOSEN.types))}
-    folder = measured(tmp_path / "alike", "similarity evaluation", **tables)
+    folder = write_study(tmp_path / "alike", "similarity evaluation", tables)
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     for line in sts_lines(Table(chosen)):
@@ -422,7 +408,7 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
         common = {"measure": "position_accuracy", "where": where, "value": 0.21}
         rows += [{**common, **effect, "kind": "outliers", "neurons": "7", "percentile": 100.0, "p_value": 0.0909}]
         rows += [{**common, "kind": "random", "draw": 1, "neurons": "3", "effect": -0.0123}]
-    folder = measured(tmp_path / "shape", "ablation", interventions=(rows, tuple(INTERVENTIONS.types)))
+    folder = write_study(tmp_path / "shape", "ablation", {"interventions": (rows, tuple(INTERVENTIONS.types))})
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     assert columns_of(page, "ablate-0") == cells(outlier_tables(Table(rows)))
     assert all(line in Words(page).text for line in outlier_conclusions(Table(rows)))
