@@ -329,7 +329,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
         ([], "`rank` takes the folder of one finished run"),
         (["nowhere"], "`nowhere` does not exist"),
         (["RUN", "RUN"], "`rank` takes one folder, and 2 are given"),
-        (["RUN", "--method", "anvoa"], "`--method anvoa` is not one of contribution,"),
+        (["RUN", "--method", "anvoa"], "random, all (did you mean `anova`?); give one or more of these"),
         (["RUN", "--method", "anova,,weight"], "`--method ` is not one of"),
         (["RUN", "--layer", "7"], "`--layer 7` is not in"),
         (["RUN", "--layer", "x"], "`--layer x` is not a layer"),
