@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -466,3 +467,12 @@ def bend(folder: Path, neuron: int) -> Path:
             layer.output.LayerNorm.bias[neuron] = -6
     model.save_pretrained(folder)
     return folder
+
+
+if __name__ == "__main__":
+    from conftest import make_sentences
+
+    place = Path(sys.argv[1])
+    text = make_sentences(400)
+    masked_lm(place / "bert", "bert", text)
+    (place / "text.txt").write_text("\n".join(text) + "\n", encoding="utf-8")

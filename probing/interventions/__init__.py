@@ -13,6 +13,9 @@ TASK = "task"
 # What the trained head of a tuned model reads: classes, or numbers.
 TUNED, TUNED_R2 = "tuned", "tuned_r2"
 
+# The model's own head for masked words, which reads for several readouts.
+MASKED_LM = "masked_lm"
+
 # What probes of later layers read.
 PROBED = (TASK, POSITION)
 
@@ -41,6 +44,18 @@ READOUTS_OF_UNITS: dict[str, str | None] = {**READOUTS, TUNED: "RUN"}
 # Replacements of neurons; the last one reads pairs of sentences in place of the corpus.
 NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 
+# Replacements of the outputs of heads; the last one removes a layer, since a block without a head has another width.
+HeadReplacement = Literal["uniform", "zero", "mean", "resample", "skip"]
+
+# They follow "replaced by", and stand in brackets after the name of a head.
+REPLACEMENTS: dict[HeadReplacement, str] = {
+    "uniform": "uniform attention",
+    "zero": "zeros",
+    "mean": "mean output",
+    "resample": "outputs at random tokens of other sentences",
+    "skip": "block skipped",
+}
+
 INTERCHANGE: NeuronReplacement = "interchange"
 
 NEURON_KINDS: tuple[NeuronReplacement, ...] = get_args(NeuronReplacement)[:-1]
@@ -54,10 +69,12 @@ class ReadoutUnit:
         unit: Unit of a difference.
         times: Factor that converts a difference to this unit.
         digits: Number of decimals of a difference.
+        higher_is_better: Whether a fall is harm; otherwise a rise is. Orders, percentiles and conclusions depend on it,
+            so that a quantity without a better side is no readout.
         is_share: Whether it is a share of correct examples rather than a mean of numbers.
         loss: The loss by whose gradients heads are ranked, if they can be; `{layer}` is the layer of a probe.
         items: Unit of resampling and pairing.
-        by_head: Whether a head of the model reads, which takes the last layer alone.
+        head: The head of the model that reads the last layer: `MASKED_LM`, `TUNED` or none.
     """
 
     noun: str
@@ -68,7 +85,7 @@ class ReadoutUnit:
     is_share: bool
     loss: str = ""
     items: str = "sentence"
-    by_head: bool = False
+    head: str = ""
 
     @property
     def sign(self) -> int:
@@ -81,16 +98,16 @@ _PROBE_LOSS = "the loss of the probe of layer {layer} (nats)"
 _MEASURES = {
     POSITION: ReadoutUnit("position accuracy", "points", 100, 1, True, True, _PROBE_LOSS),
     TASK: ReadoutUnit("accuracy", "points", 100, 1, True, True),
-    TUNED: ReadoutUnit("task accuracy", "points", 100, 1, True, True, "the loss of the task (nats)", by_head=True),
+    TUNED: ReadoutUnit("task accuracy", "points", 100, 1, True, True, "the loss of the task (nats)", head=TUNED),
     TUNED_R2: ReadoutUnit(
-        "task R²", "points", 100, 1, True, False, "the loss of the task (squared deviations)", by_head=True
+        "task R²", "points", 100, 1, True, False, "the loss of the task (squared deviations)", head=TUNED
     ),
     # What is looked for is a rise.
     TRANSLATED: ReadoutUnit("share read as the target", "points", 100, 1, False, True),
     INTERCHANGED: ReadoutUnit("share read as the counterpart", "points", 100, 1, False, True, items="pair"),
-    WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, items="pair"),
+    WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, items="pair", head=MASKED_LM),
     MLM: ReadoutUnit(
-        "loss of masked words", "nats", 1, 3, False, False, "the loss of masked words (nats)", by_head=True
+        "loss of masked words", "nats", 1, 3, False, False, "the loss of masked words (nats)", head=MASKED_LM
     ),
     STS: ReadoutUnit(
         "Spearman's correlation", "points", 100, 1, True, False, "the squared error of the cosines", "pair"
@@ -106,8 +123,8 @@ _MEASURES = {
 def measure_of(readout: str) -> ReadoutUnit:
     """Return the name and unit of the numbers of a readout.
 
-    Its name in tables is `position` or `task`, alone or with `_retrained`, `_translated` or `_interchanged`; `words`,
-    `mlm`, `wic`, `tuned`, `tuned_r2`; or `sts:` and the name of a set.
+    Its name in tables is a key of `_MEASURES`; the name of a set follows `sts:`, and what probes decode can end in
+    `_retrained`, `_translated` or `_interchanged`.
     """
     for name in (TRANSLATED, INTERCHANGED):
         if readout.endswith(name):

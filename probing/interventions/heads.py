@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from probing.interventions import REPLACEMENTS, HeadReplacement
 from probing.interventions.forward import (
     Change,
     Forward,
@@ -22,13 +23,11 @@ from probing.interventions.forward import (
 )
 from probing.runtime.trainer import to_float64
 
-HeadReplacement = Literal["uniform", "zero", "mean", "resample", "skip"]
-
 UnitType = Literal["heads", "layers"]
 
 UNITS: tuple[UnitType, ...] = ("heads", "layers")
 
-KINDS: tuple[HeadReplacement, ...] = get_args(HeadReplacement)
+KINDS = tuple(REPLACEMENTS)
 
 # A head cannot be skipped: without it, a block has another width.
 OF_HEADS = tuple(kind for kind in KINDS if kind != "skip")
@@ -115,28 +114,31 @@ class Replacements:
     bank: Tensor
     drawn: Tensor
 
-    def of(self, kind: HeadReplacement, heads: slice, sentences: Tensor, rows: Tensor) -> Tensor:
-        """Return the replacement of some columns in a batch, which broadcasts to shape (batch, sequence, columns)."""
+    def of(self, kind: HeadReplacement, heads: slice, outputs: Tensor, batch: Padded) -> Tensor:
+        """Return the replacement of the columns `heads`, given what it replaces.
+
+        Args:
+            outputs: What is replaced: the outputs of these columns, shape (batch, sequence, columns).
+
+        Returns:
+            A tensor that broadcasts to the shape of `outputs`.
+        """
         if kind == "zero":
-            return torch.zeros_like(self.mean[heads])
+            return torch.zeros_like(outputs)
         if kind == "mean":
             return self.mean[heads]
         if kind == "resample":
-            return self.bank[:, heads][self.drawn[rows]]
+            return self.bank[:, heads][self.drawn[batch.rows]]
         if kind == "uniform":
-            return self.uniform[:, heads][rows] if self.is_causal else self.uniform[sentences, heads][:, None]
+            return self.uniform[:, heads][batch.rows if self.is_causal else batch.sentences[:, None]]
         raise ValueError(f"{kind} replaces no outputs of heads")
 
 
-def replace_head_outputs(heads: slice, others: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that copies a tensor and replaces the columns in `heads` by `others`."""
-
-    def change(outputs: Tensor) -> Tensor:
-        changed = outputs.clone()
-        changed[..., heads] = others.to(outputs.dtype)
-        return changed
-
-    return change
+def with_heads(outputs: Tensor, heads: slice, others: Tensor) -> Tensor:
+    """Return a copy of outputs, shape (..., width), with the columns `heads` replaced by `others`."""
+    changed = outputs.clone()
+    changed[..., heads] = others.to(outputs.dtype)
+    return changed
 
 
 class HeadPasses(Forward):
@@ -164,7 +166,7 @@ class HeadPasses(Forward):
         columns, replacements = self.model.columns(job.head), self.replacements(job.block)
 
         def replace(outputs: Tensor, batch: Padded) -> Tensor:
-            return replace_head_outputs(columns, replacements.of(kind, columns, batch.sentences, batch.rows))(outputs)
+            return with_heads(outputs, columns, replacements.of(kind, columns, outputs[..., columns], batch))
 
         return Change(job.block - 1, heads={job.block: replace})
 

@@ -392,9 +392,8 @@ class MaskedWordLoss(OfSentences):
 
 
 def masked_lm_of(
-    source: ModelSource, random_weights: bool, mask_token_id: int | None, requested_by: str = "`--readouts mlm`",
-    way_out: str = ", or leave mlm out",
-) -> nn.Module:  # fmt: skip
+    source: ModelSource, random_weights: bool, mask_token_id: int | None, requested_by: str, way_out: str = ""
+) -> nn.Module:
     """Return a model with its masked-language-model head; the last two arguments are for messages.
 
     Raises:

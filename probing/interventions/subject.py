@@ -17,7 +17,7 @@ from probing.activations.extraction import forward_trainer
 from probing.activations.source import ActivationSource
 from probing.activations.store import WorkStore
 from probing.downstream.wic import target_check
-from probing.interventions import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS
+from probing.interventions import MASKED_LM, MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS, measure_of
 from probing.interventions.forward import LaterBlocks, Readers, Readout, ReadText, draw_text
 from probing.interventions.model_output import MaskedWordLoss, masked_lm_of
 from probing.interventions.pair_cosines import (
@@ -127,10 +127,13 @@ class InterventionSetup:
         Raises:
             UserError: If a readout needs the head and there is none.
         """
-        if MLM not in self.readouts and WORDS not in self.readouts:
+        of_head = [name for name in self.readouts if measure_of(name).head == MASKED_LM]
+        if not of_head:
             return None
         is_random = self.source.random_weights_seed is not None
-        message_parts = () if MLM in self.readouts else ("`--pairs` of texts with [MASK]", ", or give whole sentences")
+        message_parts = f"`--readouts {of_head[0]}`", f", or leave {of_head[0]} out"
+        if of_head == [WORDS]:
+            message_parts = "`--pairs` of texts with [MASK]", ", or give whole sentences"
         return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id, *message_parts)
 
     @cached_property

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from probing.errors import UserError
-from probing.interventions import INTERCHANGE, NEURON_KINDS, READOUTS_OF_UNITS, measure_of
+from probing.interventions import INTERCHANGE, NEURON_KINDS, READOUTS_OF_UNITS, HeadReplacement, measure_of
 from probing.interventions import probed_task as retraining
-from probing.interventions.forward import Readers, ReadText
+from probing.interventions.forward import Readers, ReadText, padded
 from probing.interventions.frozen_probes import ProbeReadout
 from probing.interventions.heads import (
     KINDS,
@@ -26,8 +26,8 @@ from probing.interventions.heads import (
     Replacements,
     all_jobs,
     chosen_units,
-    replace_head_outputs,
     uniform_outputs,
+    with_heads,
 )
 from probing.interventions.passes import fingerprint_of
 from probing.interventions.probed_task import Frozen, Labelled, ProbedTask, frozen_of, retrained, task_of_run
@@ -38,7 +38,6 @@ from probing.statistics import difference_interval, difference_p_value, mean_int
 from probing.statistics.chance import holm
 from probing.studies.ablate.neuron_tables import OF_NEURONS
 from probing.studies.ablate.survey import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
-from probing.studies.ablate.tables import REPLACEMENTS
 from probing.text import Corpus
 from probing.text.tasks import load_task
 from probing.text.tokens import Tokens
@@ -66,7 +65,7 @@ def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(ca
 
 
 def test_every_kind_of_replacement_and_every_readout_has_its_words() -> None:
-    assert set(REPLACEMENTS) == set(KINDS)
+    assert get_args(HeadReplacement) == KINDS
     assert set(OF_NEURONS) == {*NEURON_KINDS, INTERCHANGE}
     assert all(measure_of(name).loss for name in READOUTS_OF_UNITS)
 
@@ -90,15 +89,15 @@ def test_every_kind_of_replacement_changes_something_and_the_jobs_name_all_of_th
 def test_replaced_outputs_are_what_they_are_called(case: Case) -> None:
     passes = case.passes()
     replacements = passes.replacements(2)
-    rows = torch.arange(case.text.tokens.n_tokens)
-    sentences = torch.from_numpy(case.text.tokens.sentences.astype(np.int64))
+    everything = padded(case.text.tokens, np.arange(case.text.tokens.n_sentences), case.pad)
+    replaced = torch.ones(*everything.mask.shape, 8)
     outputs = _outputs_of_heads(case, case.train, 2)
     assert torch.allclose(replacements.mean, outputs.mean(0), atol=1e-6)
-    drawn = replacements.of("resample", slice(8, 16), sentences, rows[None])[0]
+    drawn = replacements.of("resample", slice(8, 16), replaced, everything)[everything.mask]
     distances = torch.cdist(drawn, outputs[:, 8:16], compute_mode="donot_use_mm_for_euclid_dist")
     assert distances.min(1).values.max() < 1e-5  # each is the output at some training token
-    assert len(distances.argmin(1).unique()) > len(rows) / 3
-    assert not replacements.of("zero", slice(0, 8), sentences, rows).any()
+    assert len(distances.argmin(1).unique()) > case.text.tokens.n_tokens / 3
+    assert not replacements.of("zero", slice(0, 8), replaced, everything).any()
 
 
 def _outputs_of_heads(case: Case, text: ReadText, block: int) -> Tensor:
@@ -418,7 +417,7 @@ def test_uniform_outputs_are_the_means_of_the_values_that_a_query_may_see(is_cau
 def test_only_the_columns_of_the_heads_are_replaced_and_the_original_stays() -> None:
     outputs = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
     before = outputs.clone()
-    changed = replace_head_outputs(slice(4, 8), torch.arange(4.0))(outputs)
+    changed = with_heads(outputs, slice(4, 8), torch.arange(4.0))
     assert torch.equal(outputs, before)
     assert torch.equal(changed[..., :4], before[..., :4])
     assert torch.equal(changed[..., 8:], before[..., 8:])
@@ -429,7 +428,7 @@ def test_a_whole_block_cannot_stand_in_the_place_of_outputs() -> None:
     nothing = torch.zeros(1, 4)
     made = Replacements(nothing, False, nothing[0], nothing, torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="skip replaces no outputs"):
-        made.of("skip", slice(0, 2), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64))
+        made.of("skip", slice(0, 2), nothing[None], cast(Any, None))
 
 
 TRAINING = Training(Penalty(0.0, 1e-3), Lbfgs(1e-4), trainer={"accelerator": "cpu"})

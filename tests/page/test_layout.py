@@ -15,6 +15,7 @@ import pytest
 
 from probing import fit, report
 from probing.data import ADDED_CONTROLS, CONTROLS
+from probing.interventions import REPLACEMENTS
 from probing.page.build import SCRIPT, page_script
 from probing.page.charts import charts_html
 from probing.page.run import (
@@ -32,7 +33,7 @@ from probing.page.run import (
 from probing.page.terms import ACCURACY, COLUMNS, FLAGS, NEURON_TERMS, Glossary, names_in, shaded_map
 from probing.results import Html, NamedLayer, Table, element, joined, shortened, table
 from probing.studies.ablate import neuron_tables
-from probing.studies.ablate.tables import ABLATED, EFFECTS, REPLACEMENTS, VIEWS, effect_tables
+from probing.studies.ablate.tables import ABLATED, EFFECTS, VIEWS, effect_tables
 from probing.studies.attention import tables as attention_tables
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.claims import INSET, range_axis

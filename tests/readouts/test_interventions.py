@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from probing.data.labelling import IGNORED
 from probing.downstream.labelled_pairs import WordPairs
 from probing.errors import UserError
 from probing.interventions.forward import Change, Forward, LaterBlocks, Readers, ReadText, draw_up_to, padded
-from probing.interventions.heads import replace_head_outputs, uniform_outputs
+from probing.interventions.heads import uniform_outputs, with_heads
 from probing.interventions.model_output import SentenceSums
 from probing.interventions.outliers import conditions, intervene
 from probing.interventions.pair_cosines import (
@@ -269,7 +270,7 @@ def test_the_later_layers_are_those_of_the_whole_model_to_the_bit(family: str, c
                 states[block - 1],
                 beside,
                 later,
-                {block: replace_head_outputs(model.columns(1), Tensor([0]))},
+                {block: partial(with_heads, heads=model.columns(1), others=Tensor([0]))},
             )
             assert not any(torch.equal(other[layer], states[layer]) for layer in later)
         outside = model.run(inputs, last + 1, states[last - 1], beside, [last])
@@ -318,7 +319,12 @@ def test_uniform_is_the_attention_map_replaced(
         for head in (1, 2):
             here = model.columns(head)
             found = model.run(
-                inputs, block, states[block - 1], beside, later, {block: replace_head_outputs(here, uniform[..., here])}
+                inputs,
+                block,
+                states[block - 1],
+                beside,
+                later,
+                {block: partial(with_heads, heads=here, others=uniform[..., here])},
             )
             with monkeypatch.context() as patch:
                 patch.setattr(functional, "scaled_dot_product_attention", replaced := Replaced(block, head))
@@ -387,7 +393,7 @@ def test_where_a_block_needs_more_than_hidden_states_the_later_layers_are_still_
         handle = projection.register_forward_pre_hook(without_head_1)
         expected = all_layers(model, inputs)
         handle.remove()
-        change = replace_head_outputs(model.columns(1), Tensor([0]))
+        change = partial(with_heads, heads=model.columns(1), others=Tensor([0]))
         changed = model.run(inputs, block, states[block - 1], beside, later, {block: change})
         for layer in later:
             torch.testing.assert_close(found[layer][there], states[layer][there], rtol=1e-5, atol=1e-5)

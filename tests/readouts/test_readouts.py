@@ -230,7 +230,7 @@ def test_the_reference_probe_is_of_the_model_at_building_whatever_is_read_first(
 def case(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> tuple[Any, Readers, MaskedWordLoss]:
     source = resolve_model(str(masked_lm(tmp_path_factory.mktemp("masked") / "bert", "bert", sentences)))
     tokenizer = load_tokenizer(source)
-    model: Any = masked_lm_of(source, False, tokenizer.mask_token_id)
+    model: Any = masked_lm_of(source, False, tokenizer.mask_token_id, "this test")
     readers = Readers.of(model.base_model, tokenizer.pad_token_id, "tiny")
     tokens = tokenize(tokenizer, sentences[:12], 128)
     mask, pad, anatomy = tokenizer.mask_token_id, tokenizer.pad_token_id, readers.model.anatomy
@@ -309,8 +309,8 @@ def test_a_model_without_a_trained_head_is_refused(checkpoints: dict[str, Path])
         (False, None, "no mask"),
         (True, 4, "rand"),
     ):
-        with pytest.raises(UserError, match=f"--readouts mlm` needs a model with a trained .*{words}"):
-            masked_lm_of(source, is_random, mask)
+        with pytest.raises(UserError, match=f"^`--given` needs a model with a trained .*{words}"):
+            masked_lm_of(source, is_random, mask, "`--given`", ", or take it out")
 
 
 KNOWN = ["The layer reads the token.", "The neuron reads the layer.", "Every probe reads the word that is here."] * 9

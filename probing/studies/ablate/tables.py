@@ -8,12 +8,14 @@ from typing import Any
 
 from probing.interventions import (
     ACTIVATIONS,
-    MLM,
     NOTHING,
     OUTLIERS,
     POSITION,
     RANDOM,
+    READOUTS_OF_UNITS,
+    REPLACEMENTS,
     RETRAINED,
+    STS,
     TENSOR,
     TUNED,
     TUNED_R2,
@@ -53,9 +55,9 @@ _KIND = text("kind", "Replacement of the output.")
 
 _READOUT = text(
     "readout",
-    "The measure: position, position_retrained, mlm, sts:NAME, wic, or the task of a tuned model: tuned (accuracy) or "
-    "tuned_r2 (R²).",
-    labels={name: measure_of(name).noun for name in (POSITION, MLM, "wic", TUNED, TUNED_R2)},
+    "The measure, named as in `--readouts`; position_retrained is by probes that are trained again, sts:NAME of a set "
+    "of pairs, and tuned_r2 the R² of a tuned model whose task has numbers.",
+    labels={name: measure_of(name).noun for name in (*READOUTS_OF_UNITS, TUNED_R2) if name != STS},
 )
 
 _READ = layer_column("Layer that is evaluated.")
@@ -167,14 +169,6 @@ VIEWS = (
     ),
 )  # fmt: skip
 
-# Replacements of a unit's output, in words.
-REPLACEMENTS = {
-    "uniform": "uniform attention",
-    "zero": "zeros",
-    "mean": "mean output",
-    "resample": "outputs at random tokens of other sentences",
-    "skip": "block skipped",
-}
 UNITS = ("layers", "heads")
 
 SENTENCES = {
@@ -265,7 +259,7 @@ def by_readout(tables: Mapping[str, Table]) -> dict[str, dict[str, Table]]:
 def named(row: Row) -> str:
     """Return the measure of a row, with its data and its layer."""
     of = row["readout"].partition(":")[2]
-    layer = "" if measure_of(row["readout"]).by_head else f" of layer {row['layer']}"
+    layer = "" if measure_of(row["readout"]).head else f" of layer {row['layer']}"
     return f"{measure_of(row['readout']).noun}{in_brackets(of)}{layer}"
 
 

@@ -360,7 +360,7 @@ class Predictor:
         model: Any = load_causal_lm(source) if decoders else None
         is_causal = model is not None
         if model is None:
-            model = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`", "")
+            model = masked_lm_of(source, False, tokenizer.mask_token_id, "`cloze`")
         anatomy = examine(model.base_model, tokenizer.pad_token_id or 0, source.name)
         model.to(forward_trainer({"devices": 1, **trainer}, ()).strategy.root_device)
         return cls(source, tokenizer, model, anatomy, is_causal)

@@ -23,7 +23,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
 from probing.interventions.frozen_probes import ProbeReadout, probe_loss
-from probing.interventions.heads import AblationJob, HeadPasses, joint_change, replaced_heads
+from probing.interventions.heads import KINDS, OF_HEADS, AblationJob, HeadPasses, joint_change, replaced_heads
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.runs.loading import load_run
@@ -70,15 +70,11 @@ def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Result
 
 @pytest.mark.slow
 def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> None:
-    expected = {
+    expected: set[tuple[str, str, int]] = {
         (f"{block}-{head}", kind, layer)
-        for block in (1, 2, 3) for head in (1, 2) for kind in ("uniform", "zero", "mean", "resample")
-        for layer in range(block, 4)
+        for block in (1, 2, 3) for head in (1, 2) for kind in OF_HEADS for layer in range(block, 4)
     }  # fmt: skip
-    expected |= {
-        (str(block), kind, layer)
-        for block in (1, 2, 3) for kind in ("uniform", "zero", "mean", "resample", "skip") for layer in range(block, 4)
-    }  # fmt: skip
+    expected |= {(str(block), kind, layer) for block in (1, 2, 3) for kind in KINDS for layer in range(block, 4)}
     found = [(row["unit"], row["kind"], row["layer"]) for row in made.ablated]
     assert set(found) == expected
     assert len(found) == len(expected)
@@ -103,11 +99,13 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     shown = repr(made)
     assert "of 6 heads" in shown
     lines = made.conclusions()
-    assert sum("osition accuracy of layer 3 " in line and "of 3 layers and higher" in line for line in lines) == 5
-    assert sum("osition accuracy of layer 3 " in line and "of 6 heads and" in line for line in lines) == 4
+    assert sum("osition accuracy of layer 3 " in line and "of 3 layers and higher" in line for line in lines) == len(
+        KINDS
+    )
+    assert sum("osition accuracy of layer 3 " in line and "of 6 heads and" in line for line in lines) == len(OF_HEADS)
     assert sum("the loss of the probe of layer 3 (nats) depends most on heads" in line for line in lines) == 1
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
-    assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
+    assert figures == {"layers", *(f"heads_{kind}" for kind in OF_HEADS)}
     (logged,) = read_offline_runs(made.folder)
     assert logged.rows("by_layer/skip_effect")
 
@@ -132,17 +130,18 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     monkeypatch.setattr("probing.interventions.probed_task.train_probes", None)  # they are stored, too
     again = ablated(tmp_path, checkpoints["bert"], corpus_file, name="again")
     assert seen[7] == first[6]
-    assert len(seen) == 42 + 1
-    assert len(set(seen)) == 42
+    n_passes = 3 * (1 + 2 * len(OF_HEADS) + len(KINDS))  # three blocks of two heads, each once without a change
+    assert len(seen) == n_passes + 1
+    assert len(set(seen)) == n_passes
     assert [str(row) for row in again.ablated] == [str(row) for row in made.ablated]
     # What is asked for later is read from the same passes.
     few = ablated(tmp_path, checkpoints["bert"], corpus_file, units="heads", kinds=["zero"], layer=2)
-    assert len(seen) == 43
+    assert len(seen) == n_passes + 1
     assert {(row["unit"], row["kind"]) for row in few.ablated} == {("2-1", "zero"), ("2-2", "zero")}
     assert {path.stem for path in (few.folder / "figures").glob("*.png")} == {"heads_zero"}
     # Stored passes are not those of other jobs that have their numbers in a version with other kinds.
     monkeypatch.undo()
-    kinds = ("mean", "zero", "uniform", "resample", "skip")
+    kinds = (*OF_HEADS[::-1], "skip")
     for name in ("probing.interventions.heads.KINDS", "probing.studies.ablate.survey.KINDS"):
         monkeypatch.setattr(name, kinds)
     monkeypatch.setattr("probing.interventions.heads.OF_HEADS", kinds[:-1])
@@ -159,10 +158,10 @@ def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_on
     frozen = {(row["unit"], row["layer"]): row for row in again.ablated if row["readout"] == "position"}
     rows = [row for row in again.ablated if row["readout"] == "position_retrained"]
     assert len(again.ablated) - len(rows) == len(made.ablated)
-    assert {row["kind"] for row in rows} == {"uniform"}
+    assert {row["kind"] for row in rows} == {KINDS[0]}
     for wanted in (True, False):
         units = {row["unit"] for row in rows if ("-" in row["unit"]) is wanted}
-        of_type = [row for row in made.ablated if ("-" in row["unit"]) is wanted and row["kind"] == "uniform"]
+        of_type = [row for row in made.ablated if ("-" in row["unit"]) is wanted and row["kind"] == KINDS[0]]
         strongest = min((row for row in of_type if row["layer"] == 3), key=lambda row: row["effect"])
         assert len(units) == 2
         assert strongest["unit"] in units
@@ -208,7 +207,7 @@ def test_what_cannot_be_ablated_is_refused(
     refused = {
         "`--kinds skip` takes whole layers out; give `--units layers`": ["--units=heads", "--kinds=skip"],
         "`--units neurons` is not one of heads, layers, all": ["--units=neurons"],
-        "`--kinds means` is not one of uniform, zero, mean, resample, skip, all": ["--kinds=means"],
+        f"`--kinds means` is not one of {', '.join(KINDS)}, all": ["--kinds=means"],
         "heads are in blocks, and": ["--layer=0"],
         "`--readouts words` is not one of position, mlm": ["--readouts=words"],
         "`--readouts sts` needs its data; give sts=DIR": ["--readouts=position,sts"],
@@ -311,7 +310,7 @@ def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is
     options: dict[str, Any] = {"units": "layers", "quiet": False}
     first, last = (ablated(place, model, corpus_file, layer=layer, name=f"xlm{layer}", **options) for layer in (1, 3))
     assert first.results["readouts"]["position"]["intact"]["3"] == last.results["readouts"]["position"]["intact"]["3"]
-    assert {row["kind"] for row in last.ablated} == {"uniform", "zero", "mean", "resample"}
+    assert {row["kind"] for row in last.ablated} == {*OF_HEADS}
     assert "no layer is skipped: a layer of" in capsys.readouterr().err
     for own, said in (
         ({"kinds": "skip"}, "`kinds=.skip.` takes whole layers out, and a layer of"),

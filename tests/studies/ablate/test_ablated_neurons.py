@@ -17,6 +17,7 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.interventions import NEURON_KINDS
 from probing.interventions.neurons import NeuronPasses, NeuronSet
 from probing.runs import Result
 from probing.runs.loading import load_run
@@ -210,7 +211,7 @@ def test_options_that_contradict_each_other_are_refused(
             "--neurons=ranked", f"--run={fitted}", "--top=19"
         ],
         "the run's own is read, which is": ["--neurons=ranked", f"--run={fitted}", "--model=minilm2"],
-        "`--kinds means` is not one of mean, zero, resample, direction, shuffled, translate": [
+        f"`--kinds means` is not one of {', '.join(NEURON_KINDS)}, all": [
             *own, "--neurons=3", "--kinds=means"
         ],
         "`--neurons all` with `--kinds mean` would leave nothing": [*own, "--neurons=all"],

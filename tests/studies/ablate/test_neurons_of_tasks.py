@@ -254,7 +254,7 @@ def test_what_has_no_classes_is_refused(
             "--neurons=ranked", f"--run={first}", "--kinds=translate"
         ],
         "was made by `probing.probe` from arrays": ["--neurons=ranked", f"--run={arrays.folder}"],
-        "`--readouts tasks` is not one of task, position, mlm, sts=DIR, wic=DIR": [
+        "`--readouts tasks` is not one of task, position, mlm": [
             "--neurons=ranked", f"--run={labels}", "--readouts=tasks"
         ],
         "`--neurons all` with `--kinds mean` would leave nothing of the layer": [
