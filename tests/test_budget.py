@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from pages import ROOT, nodes_of
+
 BUDGET = ROOT / "tests" / "budget.json"
 # Words that name nothing, as parts of identifiers of the package.
 VAGUE = (
@@ -40,12 +41,6 @@ def rooms() -> dict[str, list[Path]]:
             room = "/".join(parts[: 3 if parts[1:2] == ("studies",) else 2]) if folder == "probing" else folder
             by_room.setdefault(room, []).append(path)
     return by_room
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    """Return all nodes of the syntax tree of a file."""
-    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def _lines(node: ast.stmt | ast.expr) -> range:

@@ -75,13 +75,19 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def untouched_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run of given activations."""
     generator = np.random.default_rng(0)
     states, labels = generator.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 2
     bare: Any = {"replicates": 0, "controls": "none"}
-    return probing.probe(states, labels, runs=tmp_path / "runs", name="own", **bare).folder
+    return probing.probe(states, labels, runs=tmp_path_factory.mktemp("runs"), name="own", **bare).folder
+
+
+@pytest.fixture
+def run_folder(untouched_run: Path, tmp_path: Path) -> Path:
+    """A copy of that run."""
+    return Path(shutil.copytree(untouched_run, tmp_path / "runs" / "own"))
 
 
 # --- what is no file ---

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels import PACKAGE, computing, numeric_tests
+from pages import nodes_of
 
 MODULES = {
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): file
@@ -19,7 +20,7 @@ MODULES = {
 
 def _imports(file: Path) -> set[str]:
     """Return which modules of the package a file imports, inside of functions too."""
-    nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(file) if isinstance(node, ast.ImportFrom)]
     names = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
     return (names | {str(node.module) for node in nodes}) & set(MODULES)
 

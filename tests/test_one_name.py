@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pages import PAGES, ROOT
+from pages import PAGES, ROOT, nodes_of
 
 # What is said, and other names of the same thing, none of which is a name of an option or a column.
 NAMES = {
@@ -33,7 +33,7 @@ def read_by_users() -> Iterator[tuple[str, str]]:
         yield str(file.relative_to(ROOT)), "\n".join("".join(cell["source"]) for cell in cells)
     for folder in ("probing", "tasks"):
         for file in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            for node in nodes_of(file):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
         for file in sorted((ROOT / folder).rglob("*.js")):
@@ -59,6 +59,6 @@ def test_another_name_is_found(text: str) -> None:
 
 def test_no_class_name_is_used_twice() -> None:
     files = [file for folder in ("probing", "tasks") for file in (ROOT / folder).rglob("*.py")]
-    nodes = (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    nodes = (node for file in files for node in nodes_of(file))
     n_classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, n in n_classes.items() if n > 1] == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from pages import ROOT, nodes_of
+
 # The facade, whose names are imported when they are asked for, and the table of commands stand above all rooms.
 ABOVE = {"probing", "probing.__main__"}
 # A module as a string, alone or with the name of an object.
@@ -23,26 +23,21 @@ def _name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
 def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
     """Yield what a file imports, also in functions and by a string, and on request what only type checkers read.
 
     What a package imports from its own folder in functions is left out: a study is declared above what it measures.
     """
-    above = {id(node) for node in _tree(file).body}
+    above = {id(node) for node in nodes_of(file)[0].body}  # type: ignore[attr-defined]
     own = f"{_name(file)}."
     only_types = {
         inside
-        for node in ast.walk(_tree(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for statement in node.body
         for inside in ast.walk(statement)
     }
-    for node in ast.walk(_tree(file)):
+    for node in nodes_of(file):
         if node in only_types and not of_types:
             continue
         if isinstance(node, ast.Import):
@@ -142,7 +137,7 @@ def test_modules_are_imported_by_strings_in_few_places() -> None:
     importing = {
         _name(file)
         for file in (ROOT / "probing").rglob("*.py")
-        for node in ast.walk(_tree(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
     }
     # The registry; a class that a user names; a part of safetensors; heads, which only some models need.
@@ -172,7 +167,7 @@ def test_figures_are_written_in_one_place() -> None:
     writers = {
         _name(file)
         for file in (ROOT / "probing").rglob("*.py")
-        if any(isinstance(node, ast.Attribute) and node.attr == "savefig" for node in ast.walk(_tree(file)))
+        if any(isinstance(node, ast.Attribute) and node.attr == "savefig" for node in nodes_of(file))
     }
     assert writers == {"probing.tables.figures"}
 
@@ -188,7 +183,7 @@ def test_functions_have_a_comfortable_size() -> None:
     long = [
         f"{file}: {node.name}"
         for file in files
-        for node in ast.walk(_tree(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.FunctionDef) and _lines_without_docstring(node) > 63
     ]
     assert len(files) > 100

@@ -683,6 +683,7 @@ def test_a_process_that_dies_with_the_lock_blocks_nobody_and_loses_nothing(
     assert contents(tmp_path) == uninterrupted
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_an_interruption_and_not_lightnings_exit(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ import yaml
 from safetensors.torch import save_file
 
 from conftest import ROOT
+from pages import nodes_of
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import COMMANDS_ELSEWHERE, ELSEWHERE, option_types, parse, with_underscores
 from probing.cli.commandline import command, load_command, run, without_display
@@ -489,7 +490,7 @@ def test_options_that_messages_name_are_options() -> None:
     known |= {option.partition(".")[0] for option in known} | {"config", "print_config", "help", "version"}
     named = set()
     for file in (ROOT / "probing").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in nodes_of(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found = re.findall(r"`--([a-z][a-z_0-9.]*)(?=[ `=])(?!=)", node.value)
                 named |= {

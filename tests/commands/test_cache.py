@@ -251,6 +251,7 @@ def hold(folder: Path, events: Any) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_holds_nothing(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
     context, read = processes(), entry(cache, "bert")
     events = context.Queue()

@@ -19,6 +19,8 @@ from probing.cli.commandline import run
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.geometry import geometry
 
+pytestmark = pytest.mark.slow
+
 NO_WANDB = WandbOptions("disabled")
 DECODERS = ("gpt2", "gpt_neox", "llama", "xlnet")
 # Llama's first token is the special one that its tokenizer adds; the first token of the others is a word.
@@ -76,7 +78,6 @@ def far(made: Result, layer: int) -> set[int]:
     return {row["neuron"] for row in rows if row["definition"] == "mean_profile"}
 
 
-@pytest.mark.slow
 def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_it(
     sink: Path, text: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +116,6 @@ def test_geometry_finds_the_sinks_outlier_with_the_first_token_and_not_without_i
         assert len(cosines[0]) == 2
 
 
-@pytest.mark.slow
 def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path, place: Path) -> None:
     made = measured(sink, text, place, name="rest", layer="1", first_token="exclude", special_tokens="include")
     counted = {row["n_tokens"] for row in made.geometry if row["measure"] == "mean_cosine"}
@@ -123,7 +123,6 @@ def test_the_rest_of_a_survey_is_that_of_the_other_tokens(sink: Path, text: Path
     assert counted == {row["n_tokens"] for row in made.explained}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 def test_fit_leaves_the_first_token_out_of_its_examples(
     checkpoints: dict[str, Path], text: Path, place: Path, family: str
@@ -140,7 +139,6 @@ def test_fit_leaves_the_first_token_out_of_its_examples(
     assert n[0] - n[1] == (n_sentences if family in FIRST_IS_A_WORD else 0)
 
 
-@pytest.mark.slow
 def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
     checkpoints: dict[str, Path], tiny_model: Callable[..., Path], text: Path, place: Path
 ) -> None:
@@ -154,7 +152,6 @@ def test_the_side_on_which_a_tokenizer_pads_changes_nothing(
     assert left.accuracy == right.accuracy
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: Path, place: Path) -> None:
     made = fitted(sink, text, place, name="again", first_token="exclude")
     # `rank` computes contributions again and refuses those that are not the run's.
@@ -195,7 +192,6 @@ def means_of_a_loop(model: Path, text: Path) -> dict[tuple[str, int, int], float
     return {key: value / (n_entropies if key[0] == "entropy" else n_queries) for key, value in sums.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 def test_attention_without_the_first_token_is_that_of_a_loop(
     checkpoints: dict[str, Path], place: Path, family: str

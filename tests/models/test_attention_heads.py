@@ -74,6 +74,7 @@ def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: 
         find_heads(encoder, examine(encoder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", READ)
 @torch.no_grad()
 def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
@@ -98,6 +99,7 @@ def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
             assert not to_padding.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in READ if family not in WITHOUT_PROJECTION])
 @torch.inference_mode()
 def test_what_heads_add_is_the_output_of_the_projection(

@@ -26,6 +26,8 @@ from probing.runs import added_studies
 from probing.runs.loading import load_run
 from probing.runs.places import read_from
 
+pytestmark = pytest.mark.slow
+
 NO_WANDB = WandbOptions("disabled")
 TASK = """from probing import Task
 class Even(Task):
@@ -79,7 +81,6 @@ def own_ranking(folder: Path) -> list[int]:
     return [row["neuron"] for row in load_run(folder).neurons]
 
 
-@pytest.mark.slow
 def test_where_everything_lay_is_noted_and_nothing_of_what_is_built_in(original: Path) -> None:
     noted = load_run(original / "runs" / "two").results["read_from"]
     assert noted == {
@@ -96,7 +97,6 @@ def test_where_everything_lay_is_noted_and_nothing_of_what_is_built_in(original:
     assert elsewhere == {"read_from": {"corpus": {"path": "/text.txt"}}}  # nothing in common with the run
 
 
-@pytest.mark.slow
 def test_run_and_text_that_moved_together_are_read_from_anywhere(moved: Path) -> None:
     for name in ("one", "two", "even", "listed"):
         assert ranked(moved / "runs" / name) == own_ranking(moved / "runs" / name)
@@ -169,7 +169,6 @@ def test_a_text_that_changed_is_refused_also_one_that_was_trained_on_alone(moved
     assert ranked(moved / "runs" / "two") == own_ranking(moved / "runs" / "two")
 
 
-@pytest.mark.slow
 def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_path: Path) -> None:
     for name in ("text", "test"):
         (moved / "data" / f"{name}.txt").rename(tmp_path / f"{name}-moved.txt")
@@ -189,7 +188,6 @@ def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_pat
         compare(models=["minilm", "bert"], corpus=text, **how)
 
 
-@pytest.mark.slow
 def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {**QUICKLY, "runs": str(moved / "new"), "wandb": NO_WANDB, "retrain": 0}
     run = moved / "runs" / "two"
@@ -303,7 +301,6 @@ def typed(python: Path, place: Path, *commands: tuple[str, ...]) -> list[tuple[i
     return [tuple(found) for found in json.loads(done.stdout)]
 
 
-@pytest.mark.slow
 def test_a_study_of_another_package_is_a_command_like_the_others(
     python: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -337,7 +334,6 @@ def test_a_study_of_another_package_is_a_command_like_the_others(
         assert part in text
 
 
-@pytest.mark.slow
 def test_its_numbers_are_those_of_the_model_and_its_runs_are_opened_and_repeated(
     python: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -379,7 +375,6 @@ print("RESULT", json.dumps([columns[0], (sums / n).tolist(), columns[1], n]))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_study_that_cannot_be_imported_disturbs_no_other_command(python: Path, tmp_path: Path) -> None:
     own = started(python, tmp_path, "-c", "import norms_study; print(norms_study.__file__)").stdout.strip()
     Path(own).rename(Path(own).with_suffix(".away"))

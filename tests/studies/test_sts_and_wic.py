@@ -35,6 +35,8 @@ from small_data import (
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -65,7 +67,6 @@ def test_an_area_that_is_not_defined_is_an_empty_cell() -> None:
     assert not any(cell for column in areas.columns[1:] for cell in column.cells)
 
 
-@pytest.mark.slow
 def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,7 +115,6 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     assert (folder / "sts.csv").read_bytes() == (folder.parent / "b" / "sts.csv").read_bytes()
 
 
-@pytest.mark.slow
 def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: Path, options: dict[str, Any]) -> None:
     def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
@@ -151,13 +151,11 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
     assert "As published, which can be too high" in repr(found)
 
 
-@pytest.mark.slow
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
     assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
 
 
-@pytest.mark.slow
 def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:
@@ -174,7 +172,6 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
 
-@pytest.mark.slow
 def test_sentences_that_no_vector_stands_for_are_counted(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,7 +209,6 @@ def test_pairs_without_a_score_are_left_out_and_counted(
     assert after.sts == before.sts
 
 
-@pytest.mark.slow
 def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
     data: Path, options: dict[str, Any]
 ) -> None:
@@ -249,7 +245,6 @@ def wic_data(tmp_path: Path) -> Path:
     return tmp_path / "wic"
 
 
-@pytest.mark.slow
 @rendered()
 def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -313,7 +308,6 @@ def test_shuffled_labels_find_nothing(wic_data: Path, options: dict[str, Any]) -
     assert "Layer and threshold selected on train" in repr(found)
 
 
-@pytest.mark.slow
 def test_what_is_chosen_and_fitted_on_train_knows_nothing_of_dev(wic_data: Path, options: dict[str, Any]) -> None:
     before = wic(str(wic_data), layer=[0, 2], transforms="all", quiet=True, **options)
     write_wic(wic_data, "dev", shuffled(word_pairs(60, 7), 0))
@@ -373,7 +367,6 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
     assert results["n_pairs"]["dev"] == 100 - n_cut == found.wic[0]["n_pairs"]
 
 
-@pytest.mark.slow
 def test_pairs_without_a_label_or_a_known_word_are_counted(
     wic_data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

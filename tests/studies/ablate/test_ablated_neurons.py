@@ -27,6 +27,8 @@ from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 
+pytestmark = pytest.mark.slow
+
 USUAL: dict[str, Any] = {
     "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu", "max_epochs": 25},
     "figure_format": "png",
@@ -81,7 +83,6 @@ def made(place: Path, fitted: Path) -> Result:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result, fitted: Path) -> None:
     rows = made.neuron_interventions
     assert {row["changed_layer"] for row in rows} == {1}
@@ -118,7 +119,6 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result
     assert (row["random_lowest"], row["random_highest"]) == (min(draws), max(draws))
 
 
-@pytest.mark.slow
 def test_results_are_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
     assert set(again.neuron_interventions[0]) <= set(NEURON_INTERVENTIONS.types)
@@ -135,7 +135,6 @@ def test_results_are_shown_and_logged(made: Result) -> None:
     assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
 
 
-@pytest.mark.slow
 def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_path: Path) -> None:
     page = html.unescape(
         report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
@@ -145,7 +144,6 @@ def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_
     assert "k neurons of layer 1 set to their mean" in page
 
 
-@pytest.mark.slow
 def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +231,6 @@ def test_options_that_contradict_each_other_are_refused(
         measured(place, run=str(tmp_path), neurons="ranked")
 
 
-@pytest.mark.slow
 def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     place: Path, corpus_file: Path, sentences: list[str]
 ) -> None:
@@ -251,7 +248,6 @@ def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     assert "nats" in line
 
 
-@pytest.mark.slow
 def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
     write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
     for part in ("train", "dev"):
@@ -328,7 +324,6 @@ def largest(made: Result) -> dict[str, Any]:
     return max(made.neuron_interventions, key=lambda row: row["k"])
 
 
-@pytest.mark.slow
 def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
     masked_made: Result, options: dict[str, Any]
 ) -> None:
@@ -425,7 +420,6 @@ def outliers_made(place: Path, bent: Path, short_text: Path) -> Result:
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(outliers_made: Result) -> None:
     found = {
         (row["measure"], row["where"], row["kind"], row.get("draw", 0)): row for row in outliers_made.interventions
@@ -444,7 +438,6 @@ def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(ou
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_tables_figures_and_sentences_are_where_the_others_are(outliers_made: Result) -> None:
     stored = read_csv(outliers_made.folder / "interventions.csv")
     assert len(stored) == len(outliers_made.interventions) > 0
@@ -468,7 +461,6 @@ def test_tables_figures_and_sentences_are_where_the_others_are(outliers_made: Re
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
     place: Path, sentences: list[str], short_text: Path
 ) -> None:
@@ -484,7 +476,6 @@ def test_a_model_with_its_head_is_read_by_the_loss_of_masked_words(
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_a_model_without_outliers_is_told_so(
     checkpoints: dict[str, Path], short_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -497,7 +488,6 @@ def test_a_model_without_outliers_is_told_so(
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Path, tmp_path: Path) -> None:
     (tmp_path / "two.txt").write_text("The probe reads a sentence.\nEvery neuron hides.\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"`neurons=.outliers.*2 sentences are too few"):
@@ -510,7 +500,6 @@ def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Pat
 
 @pytest.mark.numeric
 @pytest.mark.usefixtures("few_passes")
-@pytest.mark.slow
 def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
     place: Path, sentences: list[str]
 ) -> None:

@@ -35,6 +35,8 @@ from typed import PROGRAM
 from wandb_stand_in import WandbServer, read_offline_runs
 from written import columns_of
 
+pytestmark = pytest.mark.slow
+
 NO_WANDB = WandbOptions(mode="disabled")
 FIGURES = {f"figures/{name}.pdf" for name in ("accuracy", "positions", "confusions", "top_neurons", "neuron_map")}
 # Columns of neurons that take more training; a run with all of them is tested with the controls.
@@ -87,7 +89,6 @@ def again(run: Run, **options: Any) -> Run:
     return fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": options.get("quiet", True)})
 
 
-@pytest.mark.slow
 def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert names == {
@@ -164,7 +165,6 @@ def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) ->
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_the_stored_configuration_repeats_the_run_whatever_the_hash_seed(run: Run, place: Path) -> None:
     here = os.environ.get("PYTHONHASHSEED")
 
@@ -198,21 +198,18 @@ def test_a_layer_alone_gives_what_it_gives_among_others(run: Run) -> None:
     assert alone.accuracy == [row for row in run.accuracy if row["layer"] == 2]
 
 
-@pytest.mark.slow
 def test_another_seed_is_another_split(run: Run) -> None:
     other = again(run, seed=1, name="seed-1")
     assert other.accuracy != run.accuracy
     assert other.results["n_sentences"] != run.results["n_sentences"] or other.neurons != run.neurons
 
 
-@pytest.mark.slow
 def test_the_randomly_initialised_model_has_a_cache_of_its_own(run: Run) -> None:
     twin = again(run, random_weights=True, name="twin")
     assert twin.neurons != run.neurons
     assert twin.results["cache"]["train"]["key"]["random_weights_seed"] == 0
 
 
-@pytest.mark.slow
 def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tmp_path: Path) -> None:
     test_corpus = tmp_path / "test.txt"
     test_corpus.write_text(
@@ -232,7 +229,6 @@ def treebank(sentences: Iterable[str]) -> str:
     )
 
 
-@pytest.mark.slow
 def test_a_treebank_gives_the_ranking_of_its_running_text(run: Run, sentences: list[str], tmp_path: Path) -> None:
     corpus = tmp_path / "bank.conllu.gz"
     corpus.write_bytes(gzip.compress(treebank(sentences).encode()))
@@ -241,7 +237,6 @@ def test_a_treebank_gives_the_ranking_of_its_running_text(run: Run, sentences: l
     assert made.neurons == run.neurons
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["txt", "conllu"])
 def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
     run: Run, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
@@ -269,7 +264,6 @@ def test_a_test_corpus_may_be_one_sentence(run: Run, sentences: list[str], tmp_p
     assert made.results["n_sentences"]["test"] == 1
 
 
-@pytest.mark.slow
 def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
     made = again(run, task_args={"min_count": 5, "special_tokens": "include"}, name="special")
     assert 0 in made.results["classes"]
@@ -277,7 +271,6 @@ def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
     assert made.accuracy[0]["n_train_tokens"] > run.accuracy[0]["n_train_tokens"]
 
 
-@pytest.mark.slow
 def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
     probe = ProbeOptions(solver="adam", batch_size=64)
     made = again(run, probe=probe, layer=0, trainer={"max_epochs": 2}, name="adam")
@@ -285,7 +278,6 @@ def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
     assert made.results["layers"][0]["converged"] is False
 
 
-@pytest.mark.slow
 def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "verbose": True, "name": "short"}
     made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
@@ -295,7 +287,6 @@ def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixt
     assert "may reflect the optimiser rather than the data" in printed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", [[0], [0, 1]])
 def test_nothing_is_said_twice(run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
@@ -317,7 +308,6 @@ def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
                 method(layer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer", [[0], [0, 1, 2, 3]])
 def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]
@@ -340,7 +330,6 @@ def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     assert "are too rare to be classes" in said[True][1][0]
 
 
-@pytest.mark.slow
 def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> None:
     made = chosen
     (tracked,) = read_offline_runs(made.folder)
@@ -372,7 +361,6 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> No
     assert all((made.folder / path).is_file() for path in files.values())
 
 
-@pytest.mark.slow
 def test_an_offline_run_has_validation_curves_over_passes_and_penalties(chosen: Run) -> None:
     (tracked,) = read_offline_runs(chosen.folder)
     penalty, n_passes = chosen.results["penalty"], max(row["n_passes"] for row in chosen.results["layers"])
@@ -404,7 +392,6 @@ def test_an_offline_run_has_no_chart_of_one_point_and_no_mean_over_layers(chosen
         assert scalars[f"test/layer_{row['layer']:02d}/accuracy"] == pytest.approx(row["accuracy"], abs=1e-6)
 
 
-@pytest.mark.slow
 def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         for variable, value in server.environment.items():
@@ -419,7 +406,6 @@ def test_an_online_run_arrives_at_the_server(run: Run, monkeypatch: pytest.Monke
     assert any("train/layer_01/objective" in row for row in served.history)
 
 
-@pytest.mark.slow
 def test_the_builtin_model_knows_position_in_low_layers_and_loses_it_with_depth(
     part_of_builtin: Path, builtin_cache: Path, tmp_path: Path
 ) -> None:
@@ -471,7 +457,6 @@ def test_a_server_that_is_absent_slow_or_dying_costs_one_warning(
     assert f"cd {made.folder} && wandb sync wandb/{tracked.folder.name}" in output.out
 
 
-@pytest.mark.slow
 def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -509,7 +494,6 @@ def test_what_the_probe_predicts_has_the_name_that_the_user_gives_it(
             again(run, label_name=name, name=None)
 
 
-@pytest.mark.slow
 def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run, chosen: Run) -> None:
     assert chosen.config["probe"]["l2"] == "auto"
     penalty = chosen.results["penalty"]
@@ -527,7 +511,6 @@ def test_a_run_says_how_its_penalty_was_chosen_and_what_it_saves(run: Run, chose
         assert row["cross_entropy"] == pytest.approx(other["cross_entropy"], abs=0.02)
 
 
-@pytest.mark.slow
 def test_neurons_are_also_compared_with_the_token_held_fixed(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

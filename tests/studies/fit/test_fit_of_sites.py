@@ -34,6 +34,8 @@ from probing.studies.fit import extract
 from probing.text import load_corpus, read_corpora
 from written import read_csv
 
+pytestmark = pytest.mark.slow
+
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 
 NO_WANDB: Any = {"mode": "disabled"}
@@ -104,7 +106,6 @@ def check_against_the_model(run: Run, folder: Path, corpus: Path, layer: int, si
     torch.testing.assert_close(torch.tensor([table[n] for n in range(len(size))]).double(), size, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_signed_contributions_sum_to_the_centred_logits_and_make_the_table(
     made: Callable[[str], Run], checkpoints: dict[str, Path], corpus_file: Path, site: str
@@ -112,7 +113,6 @@ def test_signed_contributions_sum_to_the_centred_logits_and_make_the_table(
     check_against_the_model(made(site), checkpoints["bert"], corpus_file, 3, site)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, site: SiteName) -> None:
     (few := tmp_path / "few.txt").write_text(
@@ -124,7 +124,6 @@ def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, si
     check_against_the_model(run, resolve_model("minilm").folder, few, 3, site)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", [7, 20])
 def test_a_unit_planted_in_the_mlp_is_ranked_first(
     tiny_model: Callable[..., Path], long_corpus_file: Path, tmp_path: Path, unit: int
@@ -164,7 +163,6 @@ def test_a_unit_planted_in_the_mlp_is_ranked_first(
 # --- the tables ---
 
 
-@pytest.mark.slow
 def test_a_run_says_its_site_and_what_a_neuron_is(
     made: Callable[[str], Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +176,6 @@ def test_a_run_says_its_site_and_what_a_neuron_is(
     assert "head" not in made("residual").neurons[0]
 
 
-@pytest.mark.slow
 def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[[str], Run]) -> None:
     run = made("attention")
     assert all(row["head"] == 1 + row["neuron"] // 8 for row in run.neurons)
@@ -195,7 +192,6 @@ def test_neurons_and_heads_of_the_attention_site_belong_together(made: Callable[
     assert "Attention head that the neuron belongs to" in page
 
 
-@pytest.mark.slow
 def test_a_run_of_a_site_is_ranked_again_compared_and_reported(
     made: Callable[[str], Run], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,7 +217,6 @@ def test_neurons_of_different_sites_are_not_matched_by_index(made: Callable[[str
         compare(runs, matching="index", runs=str(place), name="index", wandb=NO_WANDB)
 
 
-@pytest.mark.slow
 def test_a_sweep_over_sites_is_that_of_separate_fits(
     made: Callable[[str], Run], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -256,7 +251,6 @@ def test_the_residual_stream_keeps_its_key(checkpoints: dict[str, Path], corpus_
     }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_layers_are_added_and_damage_is_repaired_with_the_same_bytes(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, site: SiteName
@@ -276,7 +270,6 @@ def test_layers_are_added_and_damage_is_repaired_with_the_same_bytes(
     assert store.path(3, 0).read_bytes() == whole.path(3, 0).read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("site", SITES)
 def test_half_precision_is_near_float32(
@@ -291,7 +284,6 @@ def test_half_precision_is_near_float32(
     assert 0 < (half.float() - exact).abs().mean() < (0.05 if dtype == "bfloat16" else 0.01)
 
 
-@pytest.mark.slow
 def test_controls_and_random_weights_follow_the_site(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -381,7 +373,6 @@ def features_made(checkpoints: dict[str, Path], corpus_file: Path, features_plac
     return fitted(checkpoints, corpus_file, features_place, f"sae:{dictionary}", name="A", evidence="all")
 
 
-@pytest.mark.slow
 def test_features_are_ranked_as_neurons_are(features_made: Run) -> None:
     assert features_made.layers == [LAYER]
     assert {row["neuron"] for row in features_made.neurons} == set(range(N_FEATURES))
@@ -456,7 +447,6 @@ def test_a_finished_run_is_read_again_also_after_its_dictionary_has_moved(
         moved.rename(dictionary)
 
 
-@pytest.mark.slow
 def test_features_are_compared_with_neurons_by_correlation_and_with_themselves_by_index(
     features_made: Run, checkpoints: dict[str, Path], corpus_file: Path, features_place: Path, dictionary: Path
 ) -> None:
@@ -474,7 +464,6 @@ def test_features_are_compared_with_neurons_by_correlation_and_with_themselves_b
     assert both.folder.is_dir()
 
 
-@pytest.mark.slow
 def test_a_sweep_over_sites_may_have_a_dictionary(
     features_made: Run, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, dictionary: Path
 ) -> None:
@@ -489,7 +478,6 @@ def test_a_sweep_over_sites_may_have_a_dictionary(
     assert of_features.accuracy[0]["cross_entropy"] == pytest.approx(alone.accuracy[0]["cross_entropy"], abs=1e-3)
 
 
-@pytest.mark.slow
 def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_their_numbers(
     checkpoints: dict[str, Path],
     corpus_file: Path,
@@ -516,7 +504,6 @@ def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_th
     assert units <= set(features)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "bert"])
 def test_a_norm_between_the_hook_and_the_hidden_state_is_seen(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, dictionary: Path, family: str
@@ -556,7 +543,6 @@ def test_a_dictionary_of_another_width_is_refused(
         fitted(checkpoints, corpus_file, tmp_path, f"sae:{folder}")
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_page_run(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
