@@ -377,6 +377,7 @@ def claim_and_die(runs: Path) -> None:
     os._exit(0)
 
 
+@pytest.mark.slow
 def test_prune_removes_what_killed_runs_left_and_no_run_under_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,8 @@ from probing.runs.loading import load_run
 from probing.studies.fit import extract
 from probing.studies.geometry import geometry
 
+pytestmark = pytest.mark.slow
+
 Fit = Callable[..., Any]
 NO_WANDB = WandbOptions(mode="disabled")
 
@@ -59,7 +61,6 @@ def nothing_written(folder: Path) -> bool:
 # --- values ---
 
 
-@pytest.mark.slow
 def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_line(
     quick: Fit, checkpoints: dict[str, Path], corpus_file: Path, folder: Path
 ) -> None:
@@ -79,7 +80,6 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     assert {name for name in written if written[name] != plain.config[name]} == {"runs", "cache"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -143,7 +143,6 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
         fit("bert", model="bert")  # type: ignore[misc]
 
 
-@pytest.mark.slow
 def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     first, second = quick(name="a"), quick(name="b", seed=1)
     assert os.fspath(first) == str(first.folder)
@@ -194,7 +193,6 @@ def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
 # --- sentences ---
 
 
-@pytest.mark.slow
 def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus_file: Path, folder: Path) -> None:
     sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     from_file, run = quick(name="file"), quick(name="list", corpus=tuple(sentences))
@@ -233,7 +231,6 @@ def load(checkpoint: Path, kind: Any = AutoModel) -> dict[str, Any]:
     return {"model": kind.from_pretrained(checkpoint), "tokenizer": AutoTokenizer.from_pretrained(checkpoint)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("bert", AutoModel), ("bert", AutoModelForMaskedLM), ("t5", AutoModel), ("bart", AutoModel)]
 )
@@ -253,7 +250,6 @@ def test_a_model_as_an_object_gives_what_its_folder_gives(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in objects["model"].state_dict().items())
 
 
-@pytest.mark.slow
 def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
     sentences = make_sentences(30)
@@ -275,7 +271,6 @@ def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Pat
     assert entry() not in (first, second)
 
 
-@pytest.mark.slow
 def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
     run = quick(name="object", **objects, controls="untrained")
@@ -357,7 +352,6 @@ def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -
     assert load_run(run.folder).config["figure_format"] == "svg"
 
 
-@pytest.mark.slow
 def test_other_commands_write_what_is_asked_for(run: Run, tmp_path: Path, corpus_file: Path) -> None:
     common: dict[str, Any] = {"quiet": True, "wandb": FIGURE_FORMAT_NO_WANDB}
     ranked = rank(str(run.folder), layer=1, curves=True, k=[4], draws=1, figure_format=["pdf", "svg"], **common)

@@ -214,6 +214,7 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
     assert (resumed.folder / "checkpoints.csv").read_text(encoding="utf-8").splitlines() == expected
 
 
+@pytest.mark.slow
 def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
     made: Result,
     place: Path,

@@ -75,6 +75,7 @@ def layers(found: Result, measure: str) -> dict[int, dict[str, Any]]:
     return {row["layer"]: row for row in found.layer_changes if row["measure"] == measure}
 
 
+@pytest.mark.slow
 def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Result) -> None:
     for measure in ("maps_cosine", "maps_jensen_shannon", "states_cosine", "states_cka"):
         by_task = {layer: row["by_task"] for layer, row in layers(found, measure).items()}
@@ -88,6 +89,7 @@ def test_what_all_seeds_change_is_the_tasks_from_the_planted_block_on(found: Res
     assert found.answer()[1].endswith(f"the task changes hidden states in layers {CHANGED} and {CHANGED + 1}.")
 
 
+@pytest.mark.slow
 def test_below_the_planted_block_nothing_is_changed_at_all(found: Result) -> None:
     below = [row for row in found.checkpoint_changes if row["layer"] < CHANGED and row["measure"] != "special_mass"]
     assert below
@@ -101,6 +103,7 @@ def test_what_seeds_alone_change_is_not_the_tasks(planted: dict[str, Any]) -> No
     assert layers(found, "states_cosine")[CHANGED]["common"] < 0.5
 
 
+@pytest.mark.slow
 def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str, Any], found: Result) -> None:
     own = attention(
         model=planted["start"], against=planted["task"][1], corpus=planted["corpus"], parts=["change"],
@@ -118,6 +121,7 @@ def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str,
         assert here == pytest.approx(value if measure == "jensen_shannon" else 1 - value, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_shuffled_labels_nothing_is_called_the_tasks(planted: dict[str, Any]) -> None:
     found = measured(planted, "alone", planted["task"][:1], None, measures=["states"])
     assert all(not row.get("by_task") for row in found.layer_changes)

@@ -485,7 +485,7 @@ def maps_of_page(ablated: Table) -> Iterator[Html]:
     """Yield a map of heads for each readout and kind of replacement."""
     for readout, kind, rows in _by_kind(ablated):
         title = capitalised(f"{tables.named(rows[0])} without the head ({kind}), in {measure_of(readout).unit}")
-        caption = element("figcaption", f"{title}; darker where more is lost")
+        caption = element("figcaption", f"{title}; the stronger the colour, the more is lost")
         row_of = {_place(row): row for row in rows}
         # No head links to sentences, so that the survey's number is not used.
         yield element("figure", caption, head_map(_measure(row_of), sorted(row_of), 0, title, links=False))

@@ -375,6 +375,7 @@ def test_rank_reads_a_transformed_run_through_its_transform(clipped_fit: Run) ->
     assert [row["neuron"] for row in found.rankings["contribution"]] == [row["neuron"] for row in clipped_fit.neurons]
 
 
+@pytest.mark.slow
 def test_the_difference_that_a_transform_makes_is_printed(clipped_fit: Run) -> None:
     lines = transform_lines(clipped_fit.transform, clipped_fit.accuracy)
     assert len(lines) == 2
