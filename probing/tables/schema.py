@@ -374,9 +374,9 @@ EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
     whole("draw", "Number of the draw of random neurons."),
     estimate("accuracy", "Accuracy on test tokens."),
     number("majority_accuracy", "Accuracy of the most frequent class."),
-    text("above_chance", "Whether the accuracy is above that: yes or no."),
+    text("above_chance", "Whether the accuracy is above that and every random draw: yes or no."),
     number("cross_entropy", "Cross-entropy, in nats."),
-    number("mutual_information", "Nats that the probe knows of the class."),
+    number("mutual_information", "Bits by which the probe is better than the class shares of the test tokens."),
     number("share_of_entropy", "That as a share of the entropy of the classes."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip

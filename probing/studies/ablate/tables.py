@@ -98,8 +98,8 @@ RAISING = Schema("raising", "a row per kind of unit, replacement and readout", (
 
 IMPORTANCE = Schema("importance", "a row per head", (
     _UNIT, _READOUT, _READ,
-    Column("importance", float, "Mean of |dL/d xi| over sentences, in nats; low, high: its 95% interval.", form=".3f",
-           interval=""),
+    Column("importance", float, "Mean of |dL/d xi| over sentences, in units of the loss L; low, high: 95% interval.",
+           form=".3f", interval=""),
     number("normalised", "Importance divided by the Euclidean norm over the heads of its layer."),
     whole("n", "Number of sentences."),
 ), optional=True)  # fmt: skip
