@@ -129,7 +129,7 @@ class Row:
         states: The hidden states: their number and largest deviation, or how the family was refused.
         attention: Likewise for the attention of its blocks.
         sites: Likewise for each site.
-        failures: What ended in an error that is no refusal, or gave other numbers than the model.
+        failures: What ended in a traceback, or gave other numbers than the model.
     """
 
     family: str
@@ -331,7 +331,7 @@ def summary(rows: Sequence[Row]) -> str:
     return (
         f"{len(rows)} families on {day}, with transformers {_version()}: hidden states of {counts[0]} equal those of "
         f"the unmodified model, attention is read in {counts[1]}, units of the MLP in {counts[2]}, outputs of heads in "
-        f"{counts[3]}; {n_failures or 'none'} ended in an error that is no refusal."
+        f"{counts[3]}; {n_failures or 'none'} ended in a traceback or gave other numbers."
     )
 
 

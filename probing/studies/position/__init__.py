@@ -78,7 +78,7 @@ SENTENCES = {
     "not_in_last": ", and no share is shown in layer {layer}",
     "not_in_others": ", and no share is shown in the other layers that were measured",
     "context": "Context explains {context} in layer {largest}. By chance, tokens in random order within their "
-    "sentences would give position {chance}, which is subtracted.",
+    "sentences would give position {chance}, for which these shares are adjusted.",
     "no_direction": "No direction of the position part helps to explain held-out sentences.",
     "directions": "The position part has {directions}{in_largest}: the number that it takes to explain held-out "
     "sentences.",
@@ -139,7 +139,7 @@ def _split_table(split: Table) -> Any:
     def share(part: str, form: str = ".4f", scale: str = RAW) -> Callable[[Table], str]:
         return lambda rows: rounded(rows.where(part=part, scale=scale)[0]["value"], form)
 
-    title = "Shares of the variance of the hidden states, after the share by chance is subtracted"
+    title = "Shares of the variance of the hidden states, adjusted for chance"
     return by_layer_table(title, split, {
         "position": share("position"),
         "95% range": lambda rows: interval(rows.where(part="position", scale=RAW)[0], form=".4f", between=" to "),
@@ -357,7 +357,7 @@ POSITION_SPLIT = Schema("position_split", "a row per layer, scale and part", (
     text("part", "position (what positions add to sentences), context (what sentences add to positions), shared (what "
          "either of them explains), rest; these add up to 1. position_alone and context_alone: shares of the means, "
          "whatever else these differ in."),
-    value("Share of the variance minus the share by chance"),
+    value("Share of the variance, adjusted for chance; of position as in the adjusted R²"),
     number("share", "Share of the variance in the text that was read.", form=".4f"),
     number("chance", "Share by chance: of position, the mean over all orders of the tokens within each sentence.",
            form=".4f"),
@@ -439,14 +439,13 @@ SCHEMAS = (
 # Meanings of the headings on a page.
 TERMS: Terms = {
     "layer": POSITION_SPLIT["layer"].meaning,
-    "position": "Share of the variance that positions add to sentences, minus the share by chance.",
-    "by chance": "Share that positions would add if the tokens of each sentence were in random order, which is "
-    "subtracted.",
+    "position": "Share of the variance that positions add to sentences, adjusted for chance.",
+    "by chance": "Share that positions would add if the tokens of each sentence were in random order.",
     "context": "Share that sentences add to positions.",
     "shared": "Share that either of the two explains.",
     "rest": "Share that neither explains.",
     "standardised position": "Share of position if every neuron counts as if its variance were 1.",
-    "position alone": "Share of the means of positions, whatever else these differ in, minus the share by chance.",
+    "position alone": "Share of the means of positions, whatever else these differ in, adjusted for chance.",
     "directions": "Number of directions of the position part that explain held-out sentences.",
     "slow": "Share of the position part in the lowest tenth of the frequencies along the sentence.",
     "with context": "How far its directions are those of the context part: 1 if the same, 0 if at right angles.",
