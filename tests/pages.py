@@ -20,7 +20,6 @@ def nodes_of(file: Path) -> list[ast.AST]:
     """Return all nodes of the syntax tree of a file; the first is the module."""
     gc.disable()  # it would visit the nodes of all files again and again, which takes twice as long as the rest
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    gc.freeze()
     gc.enable()
     return nodes
 

@@ -16,6 +16,7 @@ from families import make_checkpoint, masked_lm
 from probing import WandbOptions, fit, load_run, probe
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.interventions import READOUTS_OF_NEURONS
 from probing.runs import Result
 from probing.studies.ablate import ablate
 from probing.studies.ablate.neuron_tables import conclusions, tables
@@ -242,6 +243,7 @@ def test_what_has_no_classes_is_refused(
         generator.standard_normal((300, 6)), generator.integers(2, size=300), name="arrays", runs=str(place / "runs"),
         **{**BARE, **USUAL},
     )  # fmt: skip
+    forms = ", ".join(name if data is None else f"{name}={data}" for name, data in READOUTS_OF_NEURONS.items())
     refused = {
         "its task sentence_label predicts numbers, and the readout task needs classes; give `--readouts position`": [
             "--neurons=ranked", f"--run={numbers}"
@@ -254,7 +256,7 @@ def test_what_has_no_classes_is_refused(
             "--neurons=ranked", f"--run={first}", "--kinds=translate"
         ],
         "was made by `probing.probe` from arrays": ["--neurons=ranked", f"--run={arrays.folder}"],
-        "`--readouts tasks` is not one of task, position, mlm": [
+        f"`--readouts tasks` is not one of {forms}": [
             "--neurons=ranked", f"--run={labels}", "--readouts=tasks"
         ],
         "`--neurons all` with `--kinds mean` would leave nothing of the layer": [
