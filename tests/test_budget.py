@@ -144,7 +144,7 @@ def write(reason: str | None = None) -> None:
     before, reasons = limits["at most"], limits["reasons"]
     for name, n in (measured := measure()).items():
         if n > before.get(name, 0) and reason:
-            reasons[name] = "; ".join(dict.fromkeys([*filter(None, [reasons.get(name)]), reason]))
+            reasons[name] = "; ".join(dict.fromkeys([*filter(None, reasons.get(name, "").split("; ")), reason]))
     limits["at most"] = {name: n if reason else min(n, before.get(name, n)) for name, n in measured.items()}
     limits["reasons"] = {name: of for name, of in reasons.items() if name in measured}
     BUDGET.write_text(json.dumps(limits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

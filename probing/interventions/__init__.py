@@ -66,6 +66,7 @@ class ReadoutUnit:
     """Name and unit of the numbers of a readout.
 
     Args:
+        noun: What is measured, in sentences and titles.
         unit: Unit of a difference.
         times: Factor that converts a difference to this unit.
         digits: Number of decimals of a difference.
@@ -102,7 +103,7 @@ _MEASURES = {
     TUNED_R2: ReadoutUnit(
         "task R²", "points", 100, 1, True, False, "the loss of the task (squared deviations)", head=TUNED
     ),
-    # What is looked for is a rise.
+    # A rise is what the change is meant to cause, and counts as harm.
     TRANSLATED: ReadoutUnit("share read as the target", "points", 100, 1, False, True),
     INTERCHANGED: ReadoutUnit("share read as the counterpart", "points", 100, 1, False, True, items="pair"),
     WORDS: ReadoutUnit("log odds carried", "points", 100, 1, False, False, items="pair", head=MASKED_LM),

@@ -40,9 +40,8 @@ class AblationJob:
     Args:
         block: The changed block, from 1.
         head: The head whose output is replaced, from 1; None for all heads of the block, or for the whole block.
-        kind: The replacement: the heads' outputs under uniform attention, 0, the mean over training tokens, or the
-            output at a random token of another sentence. `skip` removes the block: its output is its input. None for
-            the baseline without a change.
+        kind: The replacement, one of `REPLACEMENTS`; `skip` removes the block, so that its output is its input. None
+            for the baseline without a change.
     """
 
     block: int
@@ -99,7 +98,7 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class Replacements:
-    """Mean ablation of attention heads, also zero, resample and uniform: replacements of outputs, heads side by side.
+    """The values that replace the outputs of a block's attention heads, side by side.
 
     Args:
         uniform: The outputs under uniform attention, shape (n_sentences, width), or (n_tokens, width) in causal models.

@@ -1,4 +1,4 @@
-"""Measures of a model's output while neurons are removed: the loss of masked words, or position accuracy."""
+"""Measures of a changed model's output: the loss of masked words, two words at a mask, or position accuracy."""
 
 from __future__ import annotations
 
@@ -113,9 +113,10 @@ Reader = Callable[[Sequence[Sequence[int]]], list[SentenceSums]]
 
 
 class MaskedWords:
-    """The loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
+    """The loss of a masked-language-model head, in nats per masked token (`mlm_loss`), for outliers of all layers.
 
-    Every chosen token is replaced by the mask token. The head receives only the hidden states of masked tokens, of all
+    It runs any model as a whole; `MaskedWordLoss` is the readout of a model whose later blocks are run alone. Every
+    chosen token is replaced by the mask token. The head receives only the hidden states of masked tokens, of all
     clipped variants together, because it treats each token separately. The model is in evaluation mode; `with_padding`
     permits sentences of different lengths in a batch.
 

@@ -253,12 +253,12 @@ class InterventionSetup:
             with_targets = np.flatnonzero(readout.n)
             chosen_on, reported_on = halves(with_targets, seed)
             return readout.part(chosen_on), readout.part(reported_on)
-        for pairs, store in zip(self.readouts[STS], self.stores_of_sets, strict=True):
+        for pairs, store in zip(self.readouts.get(STS, ()), self.stores_of_sets, strict=True):
             if readout.name == f"{STS}:{pairs.label}":
                 pair_halves = halves(draw_pairs(pairs, store, n_tokens, seed), seed)
                 first, second = (similarity_readout(pairs, store, half, last) for half in pair_halves)
                 return first, second
-        raise ValueError(f"{readout.name} is none of the readouts")
+        raise ValueError(f"{readout.name} is not divided for pruning")
 
     @cached_property
     def rule(self) -> SenseRule:

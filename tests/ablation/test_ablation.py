@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pages import ROOT
+from probing.cli.options import declared
 from probing.errors import UserError
 from probing.interventions import INTERCHANGE, NEURON_KINDS, READOUTS_OF_UNITS, HeadReplacement, measure_of
 from probing.interventions import probed_task as retraining
@@ -36,6 +39,7 @@ from probing.probes.training import Lbfgs, Training
 from probing.runs.run import Run
 from probing.statistics import difference_interval, difference_p_value, mean_interval
 from probing.statistics.chance import holm
+from probing.studies.ablate import AblateOptions
 from probing.studies.ablate.neuron_tables import OF_NEURONS
 from probing.studies.ablate.survey import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
 from probing.text import Corpus
@@ -66,6 +70,10 @@ def test_without_a_change_the_probes_read_what_they_read_from_the_whole_model(ca
 
 def test_every_kind_of_replacement_and_every_readout_has_its_words() -> None:
     assert get_args(HeadReplacement) == KINDS
+    options, page = declared(AblateOptions), (ROOT / "docs" / "ablate.md").read_text(encoding="utf-8")
+    for names, option in ((KINDS, "kinds"), (NEURON_KINDS, "kinds"), (READOUTS_OF_UNITS, "readouts")):
+        assert all(re.search(rf"\b{name}\b", options[option].help) for name in names)
+        assert all(re.search(rf"`{name}[`=]", page) for name in names)
     assert set(OF_NEURONS) == {*NEURON_KINDS, INTERCHANGE}
     assert all(measure_of(name).loss for name in READOUTS_OF_UNITS)
 

@@ -262,9 +262,9 @@ class _ReadoutPasses(InterventionTexts):
     def _store(
         self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None
     ) -> AbstractContextManager[WorkStore]:
-        # Units and kinds that are wanted do not change the results of a pass; all kinds that exist number the passes.
-        settings = {"kinds": list(KINDS), "readout": readout, **key_part}
-        return self.opened("ablation", settings, n_passes or 2 * len(self.jobs) + 1)
+        # The passes of single units, requested or not, are numbered by all kinds that exist.
+        kinds = {"kinds": list(KINDS)} if n_passes is None else {}
+        return self.opened("ablation", {**kinds, "readout": readout, **key_part}, n_passes or 2 * len(self.jobs) + 1)
 
     def _run(self, store: WorkStore, readout: Readout, passes: HeadPasses) -> dict[AblationJob, Sums]:
         config = self.config
