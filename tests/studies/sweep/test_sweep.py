@@ -248,7 +248,7 @@ def test_a_name_that_another_sweep_has_begun_under_is_refused(
 def test_trials_that_ask_for_more_are_fits_of_their_own(
     tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, value in {"MODE": "offline", "RUN_ID": "asked", "NAME": "named"}.items():
+    for variable, value in {"MODE": "offline", "RUN_ID": "of-this-sweep", "NAME": "named"}.items():
         monkeypatch.setenv(f"WANDB_{variable}", value)
     points = {"probe.solver": ["adam", "lbfgs"], "controls": ["shuffled"], "layer": [0], "probe.l2": [1e-2]}
     made = sweep(str(write(tmp_path / "s.yaml", points=points)), fit=data, runs=str(tmp_path / "runs"), quiet=True)
@@ -261,7 +261,7 @@ def test_trials_that_ask_for_more_are_fits_of_their_own(
     tracked = [run for one in (adam, lbfgs, made) for run in read_offline_runs(one.folder)]
     assert [run.run["name"] for run in tracked] == [adam.folder.name, lbfgs.folder.name, "named"]
     ids = [run.run["id"] for run in tracked]
-    assert ids[2] == "asked"  # the sweep's own run
+    assert ids[2] == "of-this-sweep"  # the sweep's own run
     assert len({*ids}) == 3
 
 
