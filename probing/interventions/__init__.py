@@ -44,10 +44,10 @@ READOUTS_OF_UNITS: dict[str, str | None] = {**READOUTS, TUNED: "RUN"}
 # Replacements of neurons; the last one reads pairs of sentences in place of the corpus.
 NeuronReplacement = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 
-# Replacements of the outputs of heads; the last one removes a layer, since a block without a head has another width.
+# Replacements of the outputs of heads; the last one removes whole layers.
 HeadReplacement = Literal["uniform", "zero", "mean", "resample", "skip"]
 
-# They follow "replaced by", and stand in brackets after the name of a head.
+# Their words, which follow "replaced by", and stand in brackets after the name of a head.
 REPLACEMENTS: dict[HeadReplacement, str] = {
     "uniform": "uniform attention",
     "zero": "zeros",

@@ -55,8 +55,8 @@ _KIND = text("kind", "Replacement of the output.")
 
 _READOUT = text(
     "readout",
-    "The measure, named as in `--readouts`; position_retrained is by probes that are trained again, sts:NAME of a set "
-    "of pairs, and tuned_r2 the R² of a tuned model whose task has numbers.",
+    "The measure, named as in `--readouts`; position_retrained is read by probes that are trained again, sts:NAME on a "
+    "set of pairs, and tuned_r2 is the R² of a tuned model whose task has numbers.",
     labels={name: measure_of(name).noun for name in (*READOUTS_OF_UNITS, TUNED_R2) if name != STS},
 )
 

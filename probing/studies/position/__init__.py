@@ -78,7 +78,7 @@ SENTENCES = {
     "not_in_last": ", and no share is shown in layer {layer}",
     "not_in_others": ", and no share is shown in the other layers that were measured",
     "context": "Context explains {context} in layer {largest}. By chance, tokens in random order within their "
-    "sentences would give position {chance}, for which these shares are adjusted.",
+    "sentences would give position {chance}; all shares are adjusted for chance.",
     "no_direction": "No direction of the position part helps to explain held-out sentences.",
     "directions": "The position part has {directions}{in_largest}: the number that it takes to explain held-out "
     "sentences.",
