@@ -444,3 +444,6 @@ def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -
         "Loss of masked words improves without layer 1 (zero) by -0.250 nats (-0.350 to -0.150) ("
     )  # fmt: skip
     assert second.startswith(f"{begin}selected on one half of the sentences, measured on the other")
+    few = [row | {"low": math.nan, "high": math.nan, "p_value": math.nan, "n": 18} for row in better]
+    _, second, *_ = conclusions(ablate_tables(ablated=rows, better_without=few), {})
+    assert second.endswith(f"some layer is not tested: half of the sentences are fewer than {MIN_SENTENCES}.")

@@ -40,7 +40,7 @@ from probing.results import (
     whole,
 )
 from probing.runs import Terms
-from probing.statistics import few_sentences
+from probing.statistics import MIN_SENTENCES, few_sentences
 from probing.tables.figures import Chart, Line, Panel, linear
 from probing.tables.schema import HEAD_NAME, effect, layer_column
 
@@ -194,6 +194,8 @@ SENTENCES = {
     "corrected p below .05).",
     "not_better": "No ablated {unit} significantly improves {measure} (selected on one half of the {items}, measured "
     "on the other; corrected p below .05).",
+    "better_untested": "Whether {measure} improves without some {unit} is not tested: half of the {items} are fewer "
+    "than {least}.",
     "importance": "By gradients (Michel et al. 2019), {loss} depends most on {heads}.",
     "pruning": "{units} ablated cumulatively ({replacement}): the area under the curve of {measure} is {area:.3f} if "
     "the least important are ablated first, {random_area:.3f} in random orders and {reverse:.3f} if the most important "
@@ -403,10 +405,11 @@ def _better_without(rows: Table) -> Iterator[str]:
             for row in unit_rows
             if _gain(row) > 0 and row["p_value"] < 0.05
         ]
-        unit = units.removesuffix("s")
-        yield SENTENCES["better" if better else "not_better"].format(
+        unit, is_tested = units.removesuffix("s"), any(ends(row) for row in unit_rows)
+        case = "better" if better else "not_better" if is_tested else "better_untested"
+        yield SENTENCES[case].format(
             measure=named(last[0]), unit=unit, units=f"{unit if len(better) == 1 else units} {', '.join(better)}",
-            items=f"{measure_of(last[0]['readout']).items}s",
+            items=f"{measure_of(last[0]['readout']).items}s", least=MIN_SENTENCES,
         )  # fmt: skip
 
 
@@ -433,7 +436,7 @@ def _pruning(rows: Table) -> Iterator[str]:
 
 
 def _pruned_weights(rows: Table) -> Iterator[str]:
-    if rows:
+    if rows and not why_no_intervals(rows):
         smallest, random = (_from(rows.where(order=order)) for order in (MAGNITUDE, MEAN))
         yield SENTENCES["pruned_weights"].format(
             measure=named(rows[0]), smallest=smallest, random=random, n=rows[0]["n_weights"]
@@ -452,7 +455,7 @@ def _rounded(rows: Table) -> Iterator[str]:
     for bits, of_bits in rows.where(rounded=ACTIVATIONS, scale=TENSOR).by("bits").items():
         exempted = {row["kept"]: row for row in of_bits}
         plain, exempt = exempted[NOTHING], exempted.get(OUTLIERS)
-        changes = "changes" if plain["p_value"] < 0.05 else "does not significantly change"
+        changes = "does not significantly change" if plain["p_value"] >= 0.05 else "changes"  # also if not tested
         line = SENTENCES["rounded"].format(bits=bits, measure=named(plain), changes=changes, change=_change(plain))
         if exempt is None:
             yield f"{line} {SENTENCES['rounded_without_outliers']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,9 @@ def test_rows_are_held_against_the_model_as_it_is_and_outliers_against_random_ne
     assert "With the 5 outliers of all blocks at full precision, the change is -" in said
     alike = quantised_rows(sums_of({"none": 0.0, "outliers": 0.0, "random": 0.0}), n, named, 5)
     assert all(row["p_value"] > 0.05 for row in alike if row["kept"] != "random")
+    assert "does not significantly change" in further_lines("position", quantised=Table(alike, QUANTISED))[0]
+    untested = [row | {"p_value": math.nan} for row in alike]
+    assert "significantly" not in further_lines("position", quantised=Table(untested, QUANTISED))[0]
 
 
 @pytest.mark.slow
@@ -356,6 +360,8 @@ def test_where_nothing_is_lost_no_share_is_named() -> None:
     (line,) = further_lines("tuned", weight_pruning=Table(rows, WEIGHT_PRUNING))
     assert "than in the intact model at no share" in line
     assert "with randomly drawn weights pruned, at no share" in line
+    untested = {"low": math.nan, "high": math.nan, "p_value": math.nan, "n": 19}
+    assert further_lines("tuned", weight_pruning=Table([row | untested for row in rows], WEIGHT_PRUNING)) == []
     # Of a loss, more is worse.
     losses = weight_rows(
         pruning_sums_of({percent: -percent / 30 for percent in PERCENT}), np.full(60, 10), NAMED | {"readout": "mlm"}
